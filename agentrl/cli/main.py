@@ -22,6 +22,7 @@ from agentrl.cli import (
     replay,
     rollout,
     run,
+    scorer,
     status,
     store,
     task,
@@ -76,6 +77,7 @@ app.command("trainer")(trainer.trainer)
 app.command("sft")(tune.sft)
 app.command("dpo")(tune.dpo)
 app.command("reward-model")(tune.reward_model)
+app.command("scorer")(scorer.scorer)
 app.command("demo")(demo.demo)
 
 

@@ -56,6 +56,8 @@ def load_agent(
             command.check(spec)
         except UserError as error:
             raise UserError(f"agent: {error}") from None
+        if scored:
+            raise UserError("reward: not supported for a command, which gives its own rewards")
         if args:
             raise UserError("agent_args: not supported for a command; give the arguments in the command")
         return CommandAgent(spec)

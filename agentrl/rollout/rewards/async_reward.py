@@ -12,9 +12,9 @@ from typing import Any
 
 from agentrl.configs.episodes.reward_config import SINGLE, RewardConfig
 from agentrl.errors import UserError
+from agentrl.rollout.rewards.answer_scorer import RewardFailed
 from agentrl.rollout.rewards.reward_pool import RewardPool
 from agentrl.rollout.rewards.reward_process import CallFailed
-from agentrl.rollout.rewards.scorer import RewardFailed
 from agentrl.rollout.user_code import load_object
 
 _pools: dict[tuple[str, int], asyncio.Task[RewardPool]] = {}

@@ -12,10 +12,10 @@ from agentrl.configs.run_config import RunConfig
 from agentrl.domain.schemas import Json
 from agentrl.errors import UserError, did_you_mean
 from agentrl.rollout.agent import Agent, load_agent
+from agentrl.rollout.rewards.answer_scorer import Scorer
 from agentrl.rollout.rewards.answers import answer_of
 from agentrl.rollout.rewards.async_reward import pools_closed
 from agentrl.rollout.rewards.reward_pool import RewardPool
-from agentrl.rollout.rewards.scorer import Scorer
 from agentrl.rollout.score import Score
 
 JUDGE = "judge"

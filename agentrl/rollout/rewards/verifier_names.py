@@ -12,6 +12,7 @@ VERIFIERS = {
     "think_format": f"{ROOM}.format_checks:think_format",
     "json_schema": f"{ROOM}.format_checks:json_schema",
     "code": f"{ROOM}.code_tests:CodeTests",
+    "reward_model": f"{ROOM}.trained_reward:TrainedReward",
     "judge": f"{ROOM}.model_judge:ModelJudge",
 }
 """Name → `module:function`."""

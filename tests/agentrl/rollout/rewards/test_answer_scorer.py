@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from agentrl.configs.episodes.reward_config import RewardConfig
+from agentrl.rollout.rewards.answer_scorer import RewardFailed, Scorer
 from agentrl.rollout.rewards.answers import answer_of
 from agentrl.rollout.rewards.reward_pool import RewardPool
-from agentrl.rollout.rewards.scorer import RewardFailed, Scorer
 from agentrl.rollout.score import Score
 
 FUNCTIONS = """

@@ -1,0 +1,121 @@
+"""A trained reward model as a server, and the verifier that asks it."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import torch
+import uvicorn
+from transformers import AutoModelForSequenceClassification
+from tuning_setup import config_of, random_items
+
+from agentrl.cli.scorer import scorer as command
+from agentrl.errors import ModelFolderError, UserError
+from agentrl.models import resolve_model
+from agentrl.rollout.verifiers.trained_reward import TrainedReward
+from agentrl.trainer.distributed import World
+from agentrl.trainer.stop import Stop
+from agentrl.trainer.tuning.items import split
+from agentrl.trainer.tuning.reward_scoring import RewardScorer
+from agentrl.trainer.tuning.reward_server import RewardServer
+from agentrl.trainer.tuning.tuning_loop import tune
+
+TALKS = [[{"role": "user", "content": "abcd"}, {"role": "assistant", "content": text}] for text in ("dcba", "ab", "x")]
+
+
+@pytest.fixture(scope="module")
+def folder(world: World, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A trained reward model."""
+    runs = tmp_path_factory.mktemp("runs")
+    made = config_of("reward-model", runs, batch_size=4, lr=1e-3).model_copy(update={"steps": 1})
+    tune(made, resolve_model("tiny"), split(random_items("reward-model", 4), 0, 0, []), world, Stop())
+    return runs / "test" / "model"
+
+
+@pytest.fixture(scope="module")
+def scorer(folder: Path) -> RewardScorer:
+    return RewardScorer(folder, "cpu")
+
+
+@contextmanager
+def serving(scorer: RewardScorer, key: str | None = None) -> Iterator[str]:
+    app = RewardServer(scorer, "m", key).app()
+    server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="error"))
+    thread = threading.Thread(target=server.run, daemon=True)
+    thread.start()
+    while not server.started:
+        time.sleep(0.01)
+    yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
+    server.should_exit = True
+    thread.join()
+
+
+@pytest.fixture(scope="module")
+def url(scorer: RewardScorer) -> Iterator[str]:
+    with serving(scorer) as address:
+        yield address
+
+
+def test_rewards_are_those_of_transformers_for_each_conversation_alone(folder: Path, scorer: RewardScorer) -> None:
+    plain = AutoModelForSequenceClassification.from_pretrained(folder)
+    sequences = [scorer.encode(talk) for talk in TALKS]
+    assert len({len(ids) for ids in sequences}) > 1
+    assert all(ids[-1] in scorer.renderer.stop_token_ids for ids in sequences)
+    with torch.no_grad():
+        alone = [plain(input_ids=torch.tensor([ids])).logits.item() for ids in sequences]
+    assert scorer.rewards(sequences) == pytest.approx(alone, abs=1e-5)
+
+
+async def test_the_verifier_asks_the_server(url: str, scorer: RewardScorer) -> None:
+    rewards = scorer.rewards([scorer.encode(talk) for talk in TALKS])
+    ask = TrainedReward(url, scale=2.0, center=0.5)
+    asked: list[list[dict[str, Any]]] = [[*talk[:-1], talk[-1] | {"refusal": None, "extra": 1}] for talk in TALKS]
+    found = await asyncio.gather(*(ask(messages) for messages in asked))
+    assert list(found) == pytest.approx([2 * (reward - 0.5) for reward in rewards], abs=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        (b"{", "not a request"),
+        (b"[]", "not a request"),
+        (b'{"conversations": []}', "a list of 1 to 256"),
+        (b'{"conversations": [{"messages": [{"role": "user", "content": "x"}]}]}', "must be the assistant's"),
+        (b'{"conversations": [{"messages": "x"}]}', ""),
+    ],
+)
+def test_an_invalid_request_is_refused(url: str, body: bytes, message: str) -> None:
+    answer = httpx.post(f"{url}/score", content=body)
+    assert answer.status_code == 422
+    assert message in answer.json()["error"]["message"]
+
+
+def test_long_conversations_and_bodies_are_refused(url: str, scorer: RewardScorer) -> None:
+    long = {"conversations": [{"messages": [TALKS[0][0], {"role": "assistant", "content": "a" * 50_000}]}]}
+    assert "more than the model's context" in httpx.post(f"{url}/score", json=long).json()["error"]["message"]
+    assert httpx.post(f"{url}/score", content=b" " * (17 * 2**20)).status_code == 413
+
+
+async def test_a_key_is_required_where_there_is_one(scorer: RewardScorer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SCORER_KEY", "k-right")
+    with serving(scorer, "k-right") as address:
+        assert isinstance(await TrainedReward(address, key_env="SCORER_KEY")(TALKS[0]), float)
+        with pytest.raises(UserError, match="answered 401"):
+            await TrainedReward(address)(TALKS[0])
+    with pytest.raises(UserError, match="NO_KEY is not set"):
+        TrainedReward("http://x", key_env="NO_KEY")
+
+
+def test_another_model_and_an_open_address_are_refused(tiny_model: Path) -> None:
+    with pytest.raises(ModelFolderError, match="is not a reward model"):
+        RewardScorer(tiny_model, "cpu")
+    with pytest.raises(UserError, match=r"--host 0\.0\.0\.0: set AGENTRL_SCORER_KEY"):
+        command("m", host="0.0.0.0")
