@@ -16,11 +16,19 @@ MARGIN_S = 10.0
 
 
 async def start(
-    argv: Sequence[str], *, env: Mapping[str, str], stdout: int | IO[Any] | None, stderr: int | IO[Any] | None
+    argv: Sequence[str],
+    *,
+    env: Mapping[str, str],
+    stdout: int | IO[Any] | None,
+    stderr: int | IO[Any] | None,
+    pass_fds: Sequence[int] = (),
 ) -> asyncio.subprocess.Process:
-    """Start `argv` behind a guard. Returns the guard; its exit status is the command's (128 + N after signal N)."""
+    """Start `argv` behind a guard. Returns the guard; its exit status is the command's (128 + N after signal N). The
+    command inherits the open files `pass_fds`.
+    """
     return await asyncio.create_subprocess_exec(
-        *_guarded(argv),
+        *_guarded(argv, pass_fds),
+        pass_fds=pass_fds,
         env=env,
         stdin=asyncio.subprocess.PIPE,
         stdout=stdout,
@@ -71,5 +79,5 @@ def kill_tree(pid: int) -> None:
                 process.kill()
 
 
-def _guarded(argv: Sequence[str]) -> list[str]:
-    return [sys.executable, "-I", "-S", guard.__file__, *argv]
+def _guarded(argv: Sequence[str], fds: Sequence[int] = ()) -> list[str]:
+    return [sys.executable, "-I", "-S", guard.__file__, *(f"--fd={fd}" for fd in fds), *argv]

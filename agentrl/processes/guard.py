@@ -1,4 +1,4 @@
-"""Runs one command that never outlives its parent: `python guard.py COMMAND…`.
+"""Runs one command that never outlives its parent: `python guard.py [--fd=N …] COMMAND…`; it inherits each open file N.
 
     parent ──stdin──► guard ──► keeper (a session of its own) ──► command (a process group of its own) ──► its children
 
@@ -35,6 +35,9 @@ LINUX = sys.platform == "linux"
 
 def main(command: list[str]) -> int:
     """Start the keeper and wait for it; if it was killed, kill what it kept. Returns the exit status."""
+    fds = []
+    while command[0].startswith("--fd="):
+        fds.append(int(command.pop(0).removeprefix("--fd=")))
     guard_lives, held = os.pipe()
     _adopt_orphans()
     keeper = os.fork()
@@ -42,16 +45,18 @@ def main(command: list[str]) -> int:
         os.close(held)
         os.setsid()
         _adopt_orphans()
-        return _keep(command, guard_lives)
+        return _keep(command, guard_lives, fds)
     _, status = os.waitpid(keeper, 0)
     _kill_descendants()
     return _exit_status(status)
 
 
-def _keep(command: list[str], guard_lives: int) -> int:
+def _keep(command: list[str], guard_lives: int, fds: list[int]) -> int:
     """Run `command` until it ends, stdin closes or the guard dies; then kill everything that it started."""
     child_ended = _child_signals()
-    child = subprocess.Popen(command, stdin=subprocess.DEVNULL, process_group=0, preexec_fn=_die_with_keeper)
+    child = subprocess.Popen(
+        command, stdin=subprocess.DEVNULL, process_group=0, preexec_fn=_die_with_keeper, pass_fds=fds
+    )
     watched, grace_s, deadline = {0, guard_lives, child_ended}, b"", math.inf
     while (status := _reaped(child.pid)) is None:
         left_s = None if deadline == math.inf else max(deadline - time.monotonic(), 0)

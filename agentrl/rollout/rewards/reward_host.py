@@ -1,4 +1,4 @@
-"""A process that runs reward functions: `python -m agentrl.rollout.rewards.reward_host SOCKET ID`.
+"""A process that runs reward functions: `python -m agentrl.rollout.rewards.reward_host FD`.
 
     pool ══ {"functions", "memory_mb"} ══► load ══ {"ready": {name: facts}} or {"error"} ══► pool
     pool ══ {"id", "name", "answers", "timeout_s"} ══► call ══ {"id", "values" or "error", "rss_mb"} ══► pool
@@ -32,17 +32,16 @@ NICENESS = 5
 """Functions leave the processor to agents, heartbeats and engines."""
 
 
-def main(path: str, name: str) -> None:
-    """Connect, load the functions, and answer calls until the connection ends."""
-    connection = socket.socket(socket.AF_UNIX)
-    connection.connect(path)
+def main(connected: str) -> None:
+    """Load the functions, and answer calls until the connection (an open socket) ends."""
+    connection = socket.socket(fileno=int(connected))
+    connection.set_inheritable(False)
     lines, sending = connection.makefile("rb"), threading.Lock()
 
     def send(message: Json) -> None:
         with sending, contextlib.suppress(ConnectionError):
             connection.sendall(json.dumps(message).encode() + b"\n")
 
-    send({"process": name})
     setup = json.loads(lines.readline(LONGEST_LINE_BYTES))
     bound = 2 * int(setup["memory_mb"]) * 2**20
     resource.setrlimit(resource.RLIMIT_DATA, (bound, bound))

@@ -11,15 +11,12 @@ loop, so agents and heartbeats go on.
 from __future__ import annotations
 
 import asyncio
-import shutil
-import tempfile
-from pathlib import Path
 from types import TracebackType
 from typing import Self
 
 from agentrl.configs.episodes.reward_config import RewardConfig
 from agentrl.domain.schemas import Json
-from agentrl.rollout.rewards.reward_process import LONGEST_REPLY_BYTES, Listener, RewardProcess
+from agentrl.rollout.rewards.reward_process import RewardProcess
 
 ASYNC_CALLS = 64
 """How many `async def` functions a process runs at the same time."""
@@ -42,20 +39,13 @@ class RewardPool:
         self._facts: Json | None = None
 
     async def __aenter__(self) -> Self:
-        self._folder = tempfile.mkdtemp(prefix="agentrl-rewards-")
-        self._listener = Listener(str(Path(self._folder) / "socket"))
-        self._server = await asyncio.start_unix_server(
-            self._listener.accept, self._listener.path, limit=LONGEST_REPLY_BYTES
-        )
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
     ) -> None:
-        self._server.close()
         ending = [asyncio.ensure_future(process.stop()) for process in self._processes]
         await asyncio.gather(*ending, *self._ending)
-        shutil.rmtree(self._folder, ignore_errors=True)
 
     @property
     def size(self) -> int:
@@ -96,7 +86,7 @@ class RewardPool:
             if process is not None:
                 return self._reserve(process, shared)
         try:
-            process = await RewardProcess.start(self._listener, self._functions, self._config.memory_mb)
+            process = await RewardProcess.start(self._functions, self._config.memory_mb)
         finally:
             self._starting -= 1
             async with self._changed:

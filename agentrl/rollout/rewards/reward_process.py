@@ -7,8 +7,8 @@ import contextlib
 import itertools
 import json
 import os
+import socket
 import sys
-from typing import Any
 
 from agentrl.domain.schemas import Json
 from agentrl.environment import without_secrets
@@ -53,29 +53,34 @@ class RewardProcess:
         self._reading: asyncio.Task[None] | None = None
 
     @classmethod
-    async def start(cls, listener: Listener, functions: Json, memory_mb: int) -> RewardProcess:
+    async def start(cls, functions: Json, memory_mb: int) -> RewardProcess:
         """Start a process, which loads the functions. Raises UserError when one cannot be loaded."""
-        name, connected = listener.expect()
-        command = [sys.executable, "-m", "agentrl.rollout.rewards.reward_host", listener.path, name]
-        guard = await children.start(command, env=without_secrets(os.environ), stdout=STDERR, stderr=None)
+        ours, its = socket.socketpair()
+        try:
+            command = [sys.executable, "-m", "agentrl.rollout.rewards.reward_host", str(its.fileno())]
+            env = without_secrets(os.environ)
+            guard = await children.start(command, env=env, stdout=STDERR, stderr=None, pass_fds=[its.fileno()])
+        except BaseException:
+            ours.close()
+            raise
+        finally:
+            its.close()
+        reader, writer = await asyncio.open_unix_connection(sock=ours, limit=LONGEST_REPLY_BYTES)
         try:
             async with asyncio.timeout(LOAD_TIMEOUT_S):
-                reader, writer = await _first(connected, guard)
                 writer.write(json.dumps({"functions": functions, "memory_mb": memory_mb}).encode() + b"\n")
-                line = await reader.readline()
-            if not line:
-                status = await guard.wait()
-                raise CallFailed(f"a process died while it imported the functions{_status(status)}")
+                line = await _line(reader)
+                if not line:
+                    raise CallFailed(f"a process died while it imported the functions{_status(await guard.wait())}")
             loaded = json.loads(line)
             if "error" in loaded:
                 raise UserError(loaded["error"])
         except BaseException as error:
+            writer.close()
             await asyncio.shield(children.stop(guard, 0.0))
             if isinstance(error, TimeoutError):
                 raise CallFailed(f"importing the functions took longer than {LOAD_TIMEOUT_S:g} s") from None
             raise
-        finally:
-            listener.forget(name)
         process = cls(guard, writer, loaded["ready"])
         process._reading = asyncio.create_task(process._read(reader))
         return process
@@ -121,12 +126,12 @@ class RewardProcess:
         """Hand each reply to its call; when the connection ends, fail the calls that wait."""
         problem = "its connection ended"
         try:
-            while line := await reader.readline():
+            while line := await _line(reader):
                 answer = json.loads(line)
                 waiting = self._waiting.get(answer["id"])
                 if waiting is not None and not waiting.done():
                     waiting.set_result(answer)
-        except (ValueError, KeyError, TypeError, ConnectionError) as error:
+        except (ValueError, KeyError, TypeError) as error:
             problem = f"its reply cannot be read: {error}"
         self.retiring = True
         with contextlib.suppress(TimeoutError):
@@ -136,50 +141,12 @@ class RewardProcess:
                 waiting.set_exception(CallFailed(problem))
 
 
-class Listener:
-    """The socket to which processes connect."""
-
-    def __init__(self, path: str) -> None:
-        self.path = path
-        self._names = itertools.count()
-        self._expected: dict[str, asyncio.Future[tuple[asyncio.StreamReader, asyncio.StreamWriter]]] = {}
-
-    def expect(self) -> tuple[str, asyncio.Future[tuple[asyncio.StreamReader, asyncio.StreamWriter]]]:
-        """The name of the next process, and the connection that it will make."""
-        name = str(next(self._names))
-        connected = self._expected[name] = asyncio.get_running_loop().create_future()
-        return name, connected
-
-    def forget(self, name: str) -> None:
-        """Expect the process no longer."""
-        self._expected.pop(name, None)
-
-    async def accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Hand a connection to the start that waits for it."""
-        try:
-            name = str(json.loads(await reader.readline())["process"])
-        except (ValueError, KeyError, TypeError):
-            name = ""
-        waiting = self._expected.get(name)
-        if waiting is None or waiting.done():
-            writer.close()
-        else:
-            waiting.set_result((reader, writer))
-
-
-async def _first(
-    connected: asyncio.Future[tuple[asyncio.StreamReader, asyncio.StreamWriter]], guard: asyncio.subprocess.Process
-) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    """The connection, unless the process ends before it connects."""
-    ended = asyncio.ensure_future(guard.wait())
-    either: list[asyncio.Future[Any]] = [connected, ended]
+async def _line(reader: asyncio.StreamReader) -> bytes:
+    """The next line; empty at the end of the connection."""
     try:
-        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
-        if not connected.done():
-            raise CallFailed(f"a process for reward functions did not start{_status(ended.result())}")
-        return connected.result()
-    finally:
-        ended.cancel()
+        return await reader.readline()
+    except ConnectionError:
+        return b""
 
 
 def _status(status: int) -> str:
