@@ -28,6 +28,7 @@ from agentrl.cli import (
     task,
     train,
     trainer,
+    try_reward,
     tune,
 )
 from agentrl.errors import AgentRLError
@@ -77,6 +78,7 @@ app.command("trainer")(trainer.trainer)
 app.command("sft")(tune.sft)
 app.command("dpo")(tune.dpo)
 app.command("reward-model")(tune.reward_model)
+app.command("try-reward")(try_reward.try_reward)
 app.command("scorer")(scorer.scorer)
 app.command("demo")(demo.demo)
 

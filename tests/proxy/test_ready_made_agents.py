@@ -7,7 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from databases import KINDS
+from typer.testing import CliRunner
 
+from agentrl.cli.main import app
 from agentrl.client import AsyncClient
 from agentrl.configs.config_files import parse_config
 from agentrl.rollout.episode import Outcome, play
@@ -112,3 +115,18 @@ async def test_a_reward_that_cannot_be_computed_fails_the_session(proxy: Any, cl
 async def test_a_task_without_a_prompt_fails_its_session(proxy: Any, client: AsyncClient) -> None:
     outcome = await episode(client, {"text": "abcd"}, reward="answered:right")
     assert outcome.error == "UserError: the task has neither messages, prompt nor question; it has text"
+
+
+@pytest.mark.parametrize("database_kind", KINDS)
+def test_a_recorded_run_is_scored_again(proxy: Any) -> None:
+    for number, text in enumerate(("abcd", "dcba")):
+        session = proxy.post("/sessions", {"task": {"prompt": "abcd", "answer": "dcba"}}).json()
+        proxy.engine.enqueue(Reply(proxy.says(text)))
+        proxy.sdk(session).chat.completions.create(model="default", messages=[{"role": "user", "content": "abcd"}])
+        proxy.post(f"/sessions/{session['session_id']}/reward", {"value": number})
+        proxy.post(f"/sessions/{session['session_id']}/end")
+    Path("run.yaml").write_text("{name: test, model: tiny, tasks: t.jsonl, reward: 'answered:right'}")
+    done = CliRunner().invoke(app, ["try-reward", "run.yaml", "--run", "test", "--database-url", proxy.store_url])
+    first, second, summary = done.output.splitlines()
+    assert (first.split("  ")[0], second.split("  ")[0]) == ("0: reward 1", "1: reward 0")
+    assert summary.startswith("2 answers, 0 failed; mean reward 0.500")

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from sqlalchemy import Connection, select
 
-from agentrl.domain.schemas import Json
+from agentrl.domain.schemas import Json, SessionStatus
 from agentrl.store.calls import call_traces
 from agentrl.store.tables import groups, sessions, tasks
 from agentrl.store.training import rewards
@@ -41,6 +41,22 @@ def describe(conn: Connection, session_id: str) -> Json:
         "messages": _conversation(calls),
         "rewards": rewards.history(conn, session_id),
     }
+
+
+def newest(conn: Connection, run_id: str, limit: int) -> list[str]:
+    """Ids of a run's newest completed sessions, without those of sub-agents and evaluations."""
+    found = conn.execute(
+        select(sessions.c.id)
+        .where(
+            sessions.c.run_id == run_id,
+            sessions.c.status == SessionStatus.COMPLETED,
+            sessions.c.parent_session_id.is_(None),
+            sessions.c.is_eval.is_(False),
+        )
+        .order_by(sessions.c.created_at.desc(), sessions.c.id)
+        .limit(limit)
+    )
+    return list(found.scalars())
 
 
 def _conversation(calls: Sequence[Json]) -> list[Json]:
