@@ -32,26 +32,40 @@ def main() -> None:
     print("\n\n".join([HEAD, *sections("", RunConfig)]))
 
 
-def sections(prefix: str, section: type[BaseModel]) -> Iterator[str]:
-    """One table per section, parents first."""
+def sections(prefix: str, section: type[BaseModel], listed: set[type] | None = None) -> Iterator[str]:
+    """One table per section, parents first. Sections in lists are described once (`listed`)."""
     rows, children = [], []
+    listed = set() if listed is None else listed
     for name, field in section.model_fields.items():
         kind = field.annotation
         if held := section_of(kind):
             children.append((f"{prefix}{name}.", held))
         if held is kind:
             continue
-        if get_origin(kind) is dict and issubclass(of := get_args(kind)[1], BaseModel):
+        of = get_args(kind)[1] if get_origin(kind) is dict else None
+        if isinstance(of, type) and issubclass(of, BaseModel):
             children.append((f"{prefix}{name}.NAME.", of))
         else:
             default = _default(field.get_default(call_default_factory=True))
             rows.append(f"| `{prefix}{name}` | {default} | {_line(field.description)}{_choices(kind)} |")
+            for one in _in_lists(kind):
+                if one not in listed:
+                    listed.add(one)
+                    children.append((f"{prefix}{name}.", one))
     title = f"## {prefix.rstrip('.')}" if prefix else "## The run"
     yield "\n".join(
         [title, "", _line(section.__doc__), "", "| key | default | meaning |", "| --- | --- | --- |", *rows]
     )
     for child_prefix, kind in children:
-        yield from sections(child_prefix, kind)
+        yield from sections(child_prefix, kind, listed)
+
+
+def _in_lists(kind: object, inside: bool = False) -> list[type[BaseModel]]:
+    """The sections that a field's lists hold."""
+    inside = inside or get_origin(kind) is list
+    if isinstance(kind, type) and issubclass(kind, BaseModel):
+        return [kind] if inside else []
+    return [found for part in get_args(kind) for found in _in_lists(part, inside)]
 
 
 def _line(text: str | None) -> str:

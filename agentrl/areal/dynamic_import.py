@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from agentrl.rollout.user_code import load_object
+from agentrl.user_code import load_object
 
 
 def import_from_string(path: str) -> Any:

@@ -41,7 +41,7 @@ def replay(
     from agentrl.domain.selection import StepRange
     from agentrl.export.output import atomic_folder
     from agentrl.export.row_writers import ParquetWriter
-    from agentrl.rollout.user_code import load_object
+    from agentrl.user_code import load_object
 
     wanted = StepRange.parse(steps)
     judge = load_object(rescore, "--rescore") if rescore else None

@@ -6,6 +6,7 @@ from typing import Annotated
 
 from pydantic import Field, model_validator
 
+from agentrl.configs.episodes.task_sources import EvalTasks
 from agentrl.configs.section import Positive, Seconds, Section
 
 
@@ -33,11 +34,11 @@ UNSEEN = "unseen"
 class EvalConfig(Section):
     """Held-out evaluation: of the base weights, every few steps, after the last step ([evaluation](evaluation.md))."""
 
-    tasks: str | None = None
-    """JSONL file (as `tasks`) or `module:function` that yields held-out tasks, used in every setting; null: none."""
+    tasks: EvalTasks | None = None
+    """Held-out tasks, used in every setting: sources as in `tasks`, reported apart; null: none."""
     size: Positive = 64
-    """Number of tasks to use, from the start of the set."""
-    unseen_tasks: str | None = None
+    """Number of tasks to use, from the start of each source."""
+    unseen_tasks: EvalTasks | None = None
     """A second held-out task set, for example with new phrasings; sampled as in the first setting."""
     samples: Positive = 1
     """Episodes per task and setting; a task's result is their mean."""

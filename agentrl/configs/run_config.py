@@ -9,6 +9,7 @@ from pydantic import Field, model_validator
 
 from agentrl.configs.engine_config import EngineConfig
 from agentrl.configs.episodes.reward_config import RewardConfig
+from agentrl.configs.episodes.task_sources import Tasks
 from agentrl.configs.evaluation_config import EvalConfig
 from agentrl.configs.metrics_config import MetricsConfig
 from agentrl.configs.proxy_config import ProxyConfig
@@ -34,9 +35,9 @@ class RunConfig(Section):
     """
     agent_args: dict[str, Any] = Field(default_factory=dict)
     """Keyword arguments of the agent class."""
-    tasks: str | None = None
-    """JSONL file (a path, or `s3://BUCKET/FILE.jsonl`) or `module:function` that yields the training tasks; null:
-    programs bring their own tasks.
+    tasks: Tasks | None = None
+    """Training tasks ([tasks](tasks.md)): a file, a folder, a dataset or `module:function`, the section
+    [`tasks`](#tasks), or a list of such sources; null: programs bring their own tasks.
     """
     steps: NonNegative = 10
     """Total optimizer steps of the run. 0: train nothing and record any number of sessions."""

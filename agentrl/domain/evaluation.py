@@ -55,16 +55,19 @@ class Label:
     version: int
     episode: Episode
     episodes: int  # of the whole evaluation
+    source: str | None = None  # of the task, in an evaluation of several sources
 
     @property
     def metadata(self) -> Json:
         """The metadata of the session."""
-        return {KEY: {"step": self.step, "version": self.version, **asdict(self.episode), "episodes": self.episodes}}
+        of = {"step": self.step, "version": self.version, **asdict(self.episode), "episodes": self.episodes}
+        return {KEY: of if self.source is None else {**of, "source": self.source}}
 
     @classmethod
     def of(cls, metadata: Mapping[str, Any]) -> Self | None:
         """The label in a session's metadata; None for evaluation sessions that a program started on its own."""
-        match metadata.get(KEY):
+        found: Any = metadata.get(KEY)
+        match found:
             case {
                 "step": int(step),
                 "version": int(version),
@@ -73,7 +76,14 @@ class Label:
                 "sample": int(sample),
                 "episodes": int(episodes),
             }:
-                return cls(step, version, Episode(setting, index, sample), episodes)
+                source = found.get("source")
+                return cls(
+                    step,
+                    version,
+                    Episode(setting, index, sample),
+                    episodes,
+                    source if isinstance(source, str) else None,
+                )
         return None
 
 
@@ -127,22 +137,33 @@ class Result:
     failed: int = 0  # how many of these rewards are 0 because the episode failed ATTEMPTS times
     versions: list[int] = field(default_factory=list)  # versions that sampled it, unordered
     faults: int = 0  # samples that are left out after ATTEMPTS faults
+    sources: dict[int, str] = field(default_factory=dict)  # task → its source, in an evaluation of several sources
 
     def as_json(self) -> Json:
         """The mean reward with its interval (null if all samples are left out), and the counts behind it."""
-        mean = intervals.of_rewards(list(self.rewards.values())) if self.rewards else None
+        names = sorted({self.sources[task] for task in self.rewards if task in self.sources})
+        by_source = {name: [r for task, r in self.rewards.items() if self.sources.get(task) == name] for name in names}
         return {
-            "reward": mean and mean.mean,
-            "low": mean and mean.low,
-            "high": mean and mean.high,
-            "perfect": mean and fmean(fmean(r >= 1.0 - TIE for r in samples) for samples in self.rewards.values()),
-            "tasks": len(self.rewards),
-            "episodes": sum(map(len, self.rewards.values())),
+            **_figures(list(self.rewards.values())),
+            **({"sources": {name: _figures(rewards) for name, rewards in by_source.items()}} if by_source else {}),
             "failed": self.failed,
             "faults": self.faults,
             "version_min": min(self.versions, default=None),
             "version_max": max(self.versions, default=None),
         }
+
+
+def _figures(rewards: list[list[float]]) -> Json:
+    """The mean reward of tasks, each with the rewards of its samples, with its interval; and the counts behind it."""
+    mean = intervals.of_rewards(rewards) if rewards else None
+    return {
+        "reward": mean and mean.mean,
+        "low": mean and mean.low,
+        "high": mean and mean.high,
+        "perfect": mean and fmean(fmean(r >= 1.0 - TIE for r in samples) for samples in rewards),
+        "tasks": len(rewards),
+        "episodes": sum(map(len, rewards)),
+    }
 
 
 @dataclass(slots=True)
@@ -203,6 +224,8 @@ def _evaluation(label: Label, rows: list[Json]) -> Evaluation:
         assert of_row is not None
         if row["status"] == SessionStatus.COMPLETED and row["version_min"] is not None:
             found.settings[of_row.episode.setting].versions += [row["version_min"], row["version_max"]]
+        if of_row.source is not None and of_row.episode.setting in found.settings:
+            found.settings[of_row.episode.setting].sources[of_row.episode.index] = of_row.source
     return found
 
 
@@ -221,12 +244,19 @@ def figure(found: Json, form: str = ".3f") -> str:
     return f"{found['reward']:{form}}{around}"
 
 
+def _by_source(found: Json) -> str:
+    """The means of a setting's sources, in parentheses, if there are several."""
+    if "sources" not in found:
+        return ""
+    return f" ({', '.join(f'{name} {figure(of_source)}' for name, of_source in found['sources'].items())})"
+
+
 def line(found: Json) -> str:
     """An evaluation (`Evaluation.as_json`) as a line for people: its progress, or its results when it is complete."""
     if not found["complete"]:
         return f"evaluation of step {found['step']}: {found['ended']} of {found['episodes']} episodes"
     of_settings = found["settings"]
-    parts = [f"{name} {figure(of_setting)}" for name, of_setting in of_settings.items()]
+    parts = [f"{name} {figure(of_setting)}{_by_source(of_setting)}" for name, of_setting in of_settings.items()]
     if failed := sum(of_setting["failed"] for of_setting in of_settings.values()):
         parts.append(f"{failed} episodes failed")
     if faults := sum(of_setting["faults"] for of_setting in of_settings.values()):

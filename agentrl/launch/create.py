@@ -2,54 +2,78 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 from agentrl.configs.run_config import RunConfig
 from agentrl.domain.schemas import Json
-from agentrl.launch import dataset_facts, run_folder
+from agentrl.launch import run_folder
+from agentrl.launch.tasks import dataset_facts, task_ingestion
+from agentrl.launch.tasks.task_ingestion import Progress
 from agentrl.models import resolve_model
-from agentrl.rollout.agent import load_tasks
 from agentrl.rollout.held_out import settings_of
 from agentrl.rollout.rewards.scored_agent import check_agent
-from agentrl.store import Connection, Database, runs
+from agentrl.store import Connection, Database, runs, task_rows
+from agentrl.store.task_rows import NewSource
 
 
-def create_run(config: RunConfig, key: str) -> str:
-    """Create the run of `config` and its folder; returns its database URL. Raises UserError for an invalid config.
+def create_run(config: RunConfig, key: str, show: Callable[[Progress], None] = lambda progress: None) -> str:
+    """Create the run of `config`, its folder and its tasks; returns its database URL. Raises UserError for an invalid
+    config.
 
     A run without agent or tasks serves programs that agentrl does not start. A run that only records needs no weights.
+    If an earlier call was killed while it stored the tasks, this one stores the rest. `show` gets the progress.
     """
     if config.runs_agents:
         check_agent(config)
     settings_of(config)
-    task_data = [] if config.tasks is None else load_tasks(config.tasks, seed=config.seed, storage=config.storage)
+    sources = task_ingestion.check(config)
     datasets = dataset_facts.facts_of(config)
     model = resolve_model(config.model, weights=config.steps > 0)
     url = run_folder.database_url(config)
     with run_folder.locked(config.run_dir):
-        run_folder.check_new(config, url)
         database = Database(url)
         try:
             database.upgrade()
-            database.transact(insert, config, model, key, task_data, datasets)
+            run_id = database.query(_unfinished, config)
+            if run_id is None:
+                run_folder.check_new(config, url)
+                run_id = database.transact(insert, config, model, key, sources, datasets)
+            else:
+                database.transact(_continued, run_id, config, key)
+            run_folder.write_config(config, config.run_dir / "config.yaml")
+            run_folder.remember_database(config.run_dir, url)
+            for progress in task_ingestion.ingest(database, run_id, config):
+                show(progress)
         finally:
             database.close()
-        run_folder.write_config(config, config.run_dir / "config.yaml")
-        run_folder.remember_database(config.run_dir, url)
     return url
 
 
+def _unfinished(conn: Connection, config: RunConfig) -> str | None:
+    """The run of this name, if not all of its tasks are stored."""
+    found = runs.find(conn, config.name)
+    if found is None or all(source.complete for source in task_rows.sources(conn, found.id)):
+        return None
+    return str(found.id)
+
+
+def _continued(conn: Connection, run_id: str, config: RunConfig, key: str) -> None:
+    run_folder.check_resume(runs.get(conn, run_id).config, config)
+    runs.reopen(conn, run_id, key=key, config=run_folder.stored(config), steps=config.steps)
+
+
 def insert(
-    conn: Connection, config: RunConfig, model: Path, key: str, task_data: list[Json], datasets: dict[str, Json]
+    conn: Connection, config: RunConfig, model: Path, key: str, sources: list[NewSource], datasets: dict[str, Json]
 ) -> str:
-    """Insert a run with its tasks, and record its `datasets`; returns its id. Raises UserError when the name is
-    taken.
+    """Insert a run with its sources of tasks, and record its `datasets`; returns its id. Raises UserError when the
+    name is taken.
     """
     run_id = runs.create(
         conn,
         name=config.name,
         config=run_folder.stored(config),
-        task_data=task_data,
+        sources=sources,
         base_model=str(model),
         key=key,
         seed=config.seed,

@@ -11,17 +11,18 @@ from pathlib import Path
 from agentrl.configs.run_config import RunConfig
 from agentrl.domain.schemas import Json
 from agentrl.errors import AgentRLError, ConfigError, root_cause
-from agentrl.launch import create, dataset_facts, run_folder
+from agentrl.launch import create, run_folder
+from agentrl.launch.tasks import dataset_facts, task_ingestion
 from agentrl.launch.views import curve, snapshot, summary
 from agentrl.launch.views.live_panel import Display
 from agentrl.launch.views.snapshot import Snapshot
-from agentrl.rollout.agent import load_tasks
 from agentrl.rollout.held_out import settings_of
 from agentrl.rollout.rewards import scored_agent
 from agentrl.storage.object_store import ObjectStore
 from agentrl.storage.storage_probe import probe
 from agentrl.store import Connection, Database, activity, engine_claims, events, runs
 from agentrl.store.db.codec import new_id
+from agentrl.store.task_rows import NewSource
 from agentrl.store.training import memory_leases
 from agentrl.trainer.metrics import metric_sinks
 
@@ -51,7 +52,7 @@ def check_agent(config: RunConfig) -> None:
     process starts.
     """
     scored_agent.check_agent(config)
-    load_tasks(config.tasks, seed=config.seed, limit=1, storage=config.storage)
+    task_ingestion.check(config)
     settings_of(config)
     metric_sinks.require(config.metrics)
     if config.storage.url is not None:
@@ -59,19 +60,23 @@ def check_agent(config: RunConfig) -> None:
 
 
 def open_run(database: Database, config: RunConfig, model: Path, run_key: str) -> tuple[str, str]:
-    """Create the run, or reopen the existing run of this name; returns its id and status.
+    """Create the run with its first tasks, or reopen the existing run of this name; returns its id and status.
 
     Raises UserError when the folder has checkpoints of a run that is not in the database.
     """
     known = database.query(runs.find, config.name) is not None
-    task_data = [] if known else load_tasks(config.tasks, seed=config.seed, storage=config.storage)
+    sources = [] if known else task_ingestion.check(config)
     if not known:
         run_folder.check_new(config, database.url)
-    return database.transact(_open_run, config, model, run_key, task_data, dataset_facts.facts_of(config))
+    run_id, status = database.transact(_open_run, config, model, run_key, sources, dataset_facts.facts_of(config))
+    for progress in task_ingestion.ingest(database, run_id, config):
+        if progress.usable:
+            break
+    return run_id, status
 
 
 def _open_run(
-    conn: Connection, config: RunConfig, model: Path, run_key: str, task_data: list[Json], datasets: dict[str, Json]
+    conn: Connection, config: RunConfig, model: Path, run_key: str, sources: list[NewSource], datasets: dict[str, Json]
 ) -> tuple[str, str]:
     stored = run_folder.stored(config)
     existing = runs.find(conn, config.name)
@@ -82,7 +87,7 @@ def _open_run(
         memory_leases.forget(conn, existing.id)
         engine_claims.forget(conn, existing.id, keep=[url.rstrip("/") for url in config.engine.urls])
         return existing.id, runs.get(conn, existing.id).status
-    return create.insert(conn, config, model, run_key, task_data, datasets), "running"
+    return create.insert(conn, config, model, run_key, sources, datasets), "running"
 
 
 def report(config: RunConfig, database: Database, run_id: str) -> Json:

@@ -1,25 +1,19 @@
-"""Loads the agent and the tasks of a config."""
+"""Loads the agent of a config."""
 
 from __future__ import annotations
 
 import inspect
-import json
-from collections.abc import Iterable, Mapping, Sequence
-from itertools import islice
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
-from agentrl.configs.publish_config import StorageConfig
 from agentrl.domain.schemas import Json
 from agentrl.errors import UserError, did_you_mean
 from agentrl.rollout import command
 from agentrl.rollout.command import CommandAgent
 from agentrl.rollout.score import Result, Score
-from agentrl.rollout.user_code import load_object
 from agentrl.rollout.workflows.workflow_agent import WorkflowAgent, is_workflow
-from agentrl.storage import datasets
+from agentrl.user_code import load_object
 
-MAX_TASKS = 100_000
 READY_MADE = {
     "single_turn": "agentrl.rollout.answering.single_turn:SingleTurn",
     "multi_turn": "agentrl.rollout.answering.multi_turn:MultiTurn",
@@ -85,56 +79,3 @@ def load_agent(
         return WorkflowAgent(factory(**args), turn_discount)
     agent: Agent = factory(**args)
     return agent
-
-
-def load_tasks(
-    spec: str | None,
-    *,
-    seed: int = 0,
-    limit: int = MAX_TASKS,
-    field: str = "tasks",
-    storage: StorageConfig = StorageConfig(),
-) -> list[Json]:
-    """Load at most `limit` tasks from a JSONL file or `module:function` (called with `seed` if it has that
-    parameter). A file in object storage is read through the cache of `storage`.
-    """
-    if spec is None:
-        raise UserError(f"{field}: missing; give a JSONL file or module:function")
-    if datasets.is_remote(spec):
-        with datasets.opened(spec, storage, field) as found:
-            kept = list(islice(_read_jsonl(found.path, field, spec), limit))
-    elif spec.endswith(".jsonl"):
-        kept = list(islice(_read_jsonl(Path(spec), field, spec), limit))
-    else:
-        kept = list(islice(_call_for_tasks(spec, seed, field), limit))
-    if not kept:
-        raise UserError(f"{field}: {spec!r} yields no task")
-    for index, task in enumerate(kept):
-        if not isinstance(task, dict):
-            raise UserError(f"{field}: item {index} of {spec!r} is {type(task).__name__}, not a mapping")
-    return kept
-
-
-def _call_for_tasks(spec: str, seed: int, field: str) -> Iterable[Any]:
-    function = load_object(spec, field)
-    if not callable(function):
-        raise UserError(f"{field}: {spec!r} is not a function")
-    args = {"seed": seed} if "seed" in inspect.signature(function).parameters else {}
-    tasks = function(**args)
-    if not isinstance(tasks, Iterable):
-        raise UserError(f"{field}: {spec!r} returned {type(tasks).__name__}, not an iterable of mappings")
-    return tasks
-
-
-def _read_jsonl(path: Path, field: str, name: str) -> Iterable[Any]:
-    """The lines of a file, which errors call `name`."""
-    try:
-        lines = path.read_text().splitlines()
-    except OSError as error:
-        raise UserError(f"{field}: cannot read {name}: {error.strerror}") from error
-    for number, line in enumerate(lines, start=1):
-        if line.strip():
-            try:
-                yield json.loads(line)
-            except ValueError as error:
-                raise UserError(f"{field}: {name} line {number} is not JSON: {error}") from error

@@ -15,14 +15,16 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 from agentrl.client import AsyncClient
 from agentrl.configs.evaluation_config import UNSEEN, EvalSampling
 from agentrl.configs.run_config import RunConfig
+from agentrl.data.task_stream import load_tasks
 from agentrl.domain.evaluation import ATTEMPTS, Episode, Label, Tries, newest_due, tries
 from agentrl.domain.schemas import Json
 from agentrl.errors import RequestError
-from agentrl.rollout.agent import Agent, load_tasks
+from agentrl.rollout.agent import Agent
 from agentrl.rollout.episode import play
 from agentrl.rollout.http import AgentHttp
 from agentrl.rollout.pace import Pace, RunFailed, check
@@ -34,11 +36,12 @@ LOOK_S = 1.0
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Setting:
-    """An evaluation setting: its tasks and its sampling."""
+    """An evaluation setting: its tasks, its sampling, and the source of each task if there are several sources."""
 
     name: str
     tasks: Sequence[Json]
     sampling: EvalSampling
+    sources: Sequence[str] = ()
 
 
 def settings_of(config: RunConfig) -> list[Setting]:
@@ -46,15 +49,22 @@ def settings_of(config: RunConfig) -> list[Setting]:
     evaluation = config.evaluation
     settings: list[Setting] = []
     if evaluation.tasks is not None:
-        tasks = load_tasks(evaluation.tasks, limit=evaluation.size, field="evaluation.tasks", storage=config.storage)
-        settings += [Setting(name=name, tasks=tasks, sampling=how) for name, how in evaluation.settings.items()]
+        tasks, sources = _tasks_of(evaluation.tasks, "evaluation.tasks", config)
+        settings += [
+            Setting(name=name, tasks=tasks, sources=sources, sampling=how) for name, how in evaluation.settings.items()
+        ]
     if evaluation.unseen_tasks is not None:
-        tasks = load_tasks(
-            evaluation.unseen_tasks, limit=evaluation.size, field="evaluation.unseen_tasks", storage=config.storage
-        )
+        tasks, sources = _tasks_of(evaluation.unseen_tasks, "evaluation.unseen_tasks", config)
         how = evaluation.settings[evaluation.main_setting]
-        settings.append(Setting(name=UNSEEN, tasks=tasks, sampling=how))
+        settings.append(Setting(name=UNSEEN, tasks=tasks, sources=sources, sampling=how))
     return settings
+
+
+def _tasks_of(value: Any, field: str, config: RunConfig) -> tuple[list[Json], list[str]]:
+    """The first tasks of each source, and the source of each task if there are several sources."""
+    found = load_tasks(value, limit=config.evaluation.size, field=field, storage=config.storage)
+    named = [(task, source) for source, tasks in found.items() for task in tasks]
+    return [task for task, _ in named], [source for _, source in named if len(found) > 1]
 
 
 class Evaluator:
@@ -129,9 +139,11 @@ class Evaluator:
             mine = [(episode, had) for episode, had in todo if not self._is_over(version, episode)]
             if not mine:
                 break
-            label = partial(Label, step, version, episodes=len(episodes))
             async with asyncio.TaskGroup() as playing:
-                got = [playing.create_task(self._episode(label(episode), had)) for episode, had in mine]
+                got = [
+                    playing.create_task(self._episode(self._label(step, version, episode, len(episodes)), had))
+                    for episode, had in mine
+                ]
             if not any(task.result() for task in got):
                 await asyncio.sleep(LOOK_S)
         self._over.add(version)
@@ -141,6 +153,10 @@ class Evaluator:
             for index in range(len(setting.tasks)):
                 for sample in range(self.samples):
                     yield Episode(setting.name, index, sample)
+
+    def _label(self, step: int, version: int, episode: Episode, episodes: int) -> Label:
+        sources = self.settings[episode.setting].sources
+        return Label(step, version, episode, episodes, sources[episode.index] if sources else None)
 
     def _is_over(self, version: int, episode: Episode) -> bool:
         """Whether the episode has a result here, or has been run often enough for the store to show its end."""

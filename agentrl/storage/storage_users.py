@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
+from agentrl.configs.episodes.task_sources import sources_of
 from agentrl.configs.run_config import RunConfig
 
 User = Literal["supervisor", "engine", "trainer", "rollout"]
@@ -18,12 +19,16 @@ def storage_users(config: RunConfig) -> frozenset[User]:
     if _in_bucket(config.storage.url):
         users.add("trainer")
         users |= {"engine"} if config.storage.weights else set()
-    if _in_bucket(config.evaluation.tasks) or _in_bucket(config.evaluation.unseen_tasks):
+    if _in_bucket(*_paths(config.evaluation.tasks), *_paths(config.evaluation.unseen_tasks)):
         users.add("rollout")
-    if users or _in_bucket(config.tasks):
+    if users or _in_bucket(*_paths(config.tasks)):
         users.add("supervisor")
     return frozenset(users)
 
 
-def _in_bucket(url: str | None) -> bool:
-    return url is not None and url.startswith(BUCKET)
+def _in_bucket(*urls: str | None) -> bool:
+    return any(url is not None and url.startswith(BUCKET) for url in urls)
+
+
+def _paths(tasks: Any) -> list[str]:
+    return [source.path for source in sources_of(tasks)]

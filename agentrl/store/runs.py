@@ -1,20 +1,20 @@
-"""Runs, their tasks and their weight versions."""
+"""Runs and their weight versions."""
 
 from __future__ import annotations
 
-import random
 import time
-from functools import lru_cache
+from collections.abc import Sequence
 from typing import Any
 
 from sqlalchemy import Connection, Row, func, insert, select, update
 
 from agentrl.domain import staleness
 from agentrl.domain.schemas import Json, StepState, VersionState
-from agentrl.errors import RequestError, UserError, did_you_mean
-from agentrl.store import events
+from agentrl.errors import UserError, did_you_mean
+from agentrl.store import events, task_rows
 from agentrl.store.db.codec import hash_key, new_id
-from agentrl.store.tables import groups, runs, steps, tasks, trajectories, weight_versions
+from agentrl.store.tables import groups, runs, steps, trajectories, weight_versions
+from agentrl.store.task_rows import NewSource
 
 
 def create(
@@ -22,20 +22,20 @@ def create(
     *,
     name: str,
     config: Json,
-    task_data: list[Json],
+    task_data: list[Json] | None = None,
+    sources: Sequence[NewSource] = (),
     base_model: str,
     key: str,
     seed: int,
     steps: int,
 ) -> str:
-    """Insert a run with its tasks and base weights (version 0); returns its id.
+    """Insert a run and its base weights (version 0); returns its id.
 
-    A run has no tasks only if outside programs bring them. Raises UserError on a taken name.
+    Its tasks are `task_data`, or are stored later (`sources`), or outside programs bring them. Raises UserError on a
+    taken name.
     """
     if conn.execute(select(runs.c.id).where(runs.c.name == name)).first():
         raise UserError(f"a run named {name!r} already exists in this database")
-    if not task_data and config.get("tasks") is not None:
-        raise UserError("tasks: the task source is empty")
     run_id, now = new_id(), time.time()
     conn.execute(
         insert(runs).values(
@@ -51,10 +51,9 @@ def create(
         )
     )
     if task_data:
-        conn.execute(
-            insert(tasks),
-            [{"id": new_id(), "run_id": run_id, "position": i, "data": data} for i, data in enumerate(task_data)],
-        )
+        task_rows.add_complete(conn, run_id, task_data)
+    elif sources:
+        task_rows.add_sources(conn, run_id, sources)
     conn.execute(
         insert(weight_versions).values(
             run_id=run_id,
@@ -131,26 +130,6 @@ def set_status(conn: Connection, run_id: str, status: str, error: str | None = N
     """Move a run to `status`."""
     finished_at = time.time() if status in ("finished", "failed") else None
     conn.execute(update(runs).where(runs.c.id == run_id).values(status=status, error=error, finished_at=finished_at))
-
-
-def task_at(conn: Connection, run_id: str, cursor: int, seed: int) -> Row[Any]:
-    """The task at a position of the data cursor: each pass visits every task once, in its own seeded order.
-
-    Raises RequestError 409 when the run has no tasks.
-    """
-    count = conn.execute(select(func.count()).select_from(tasks).where(tasks.c.run_id == run_id)).scalar_one()
-    if not count:
-        raise RequestError(409, "this run has no tasks: open sessions with POST /sessions", code="no_tasks")
-    epoch, offset = divmod(cursor, count)
-    position = _order(seed, epoch, count)[offset]
-    return conn.execute(select(tasks).where(tasks.c.run_id == run_id, tasks.c.position == position)).one()
-
-
-@lru_cache(maxsize=8)
-def _order(seed: int, epoch: int, count: int) -> list[int]:
-    order = list(range(count))
-    random.Random(f"{seed}/{epoch}").shuffle(order)
-    return order
 
 
 def version(conn: Connection, run_id: str, number: int) -> Row[Any] | None:

@@ -1,6 +1,7 @@
 """The schema: one lineage from a model call to the optimizer step that trained on it (SQLAlchemy Core).
 
     runs ─┬─ weight_versions
+          ├─ task_sources
           ├─ tasks ── groups ── sessions ─┬─ interactions ── interaction_data
           │                               ├─ rewards
           │                               └─ trajectories ── trajectory_interactions → interactions
@@ -102,9 +103,24 @@ tasks = Table(
     metadata,
     Column("id", Id, primary_key=True),
     Column("run_id", ForeignKey("runs.id"), nullable=False),
-    Column("position", Integer, nullable=False),
+    Column("position", Integer, nullable=False),  # k·n + s: task k of source s, of n sources
     Column("data", JSON, nullable=False),
     UniqueConstraint("run_id", "position"),
+)
+
+# How much of each source of tasks is stored. A source grows only from the state that its reader has seen.
+task_sources = Table(
+    "task_sources",
+    metadata,
+    Column("run_id", ForeignKey("runs.id"), primary_key=True),
+    Column("source", Integer, primary_key=True, autoincrement=False),
+    Column("name", String(100), nullable=False),
+    Column("weight", Float, nullable=False),
+    Column("block", Integer, nullable=False),  # tasks that the first pass shuffles together; 0: the order of old runs
+    Column("stored", Integer, nullable=False),  # tasks
+    Column("rows_read", Integer, nullable=False),  # rows of the source, those that were left out included
+    Column("complete", Boolean, nullable=False),
+    Column("content", JSON),  # what identifies the files that are read
 )
 
 groups = Table(

@@ -15,7 +15,7 @@ from agentrl.errors import UserError
 from agentrl.rollout.rewards.answer_scorer import RewardFailed
 from agentrl.rollout.rewards.reward_pool import RewardPool
 from agentrl.rollout.rewards.reward_process import CallFailed
-from agentrl.rollout.user_code import load_object
+from agentrl.user_code import load_object
 
 _pools: dict[tuple[str, int], asyncio.Task[RewardPool]] = {}
 """Pools by function and number of processes: wrappers that are made anew for each episode share one."""

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from agentrl.errors import UserError, did_you_mean
 from agentrl.rollout.rewards.verifier_names import VERIFIERS
-from agentrl.rollout.user_code import load_object
+from agentrl.user_code import load_object
 
 if TYPE_CHECKING:  # a process of the pool starts in a fraction of a second without the imports of the domain
     from agentrl.domain.schemas import Json

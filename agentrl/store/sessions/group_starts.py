@@ -10,7 +10,7 @@ from sqlalchemy import Connection, insert, select
 
 from agentrl.domain.schemas import Json, SessionStatus
 from agentrl.errors import RequestError
-from agentrl.store import heartbeats, runs
+from agentrl.store import heartbeats, runs, task_rows
 from agentrl.store.db.codec import new_id
 from agentrl.store.sessions.due_times import first_check_at
 from agentrl.store.sessions.group_admission import admit, closed_run
@@ -47,7 +47,7 @@ def start_group(
     if (earlier := _started(conn, run_id, start_digest)) is not None:
         return earlier
     cursor, seed = admit(conn, run_id, limits, outside=owner is None)
-    task = runs.task_at(conn, run_id, cursor, seed)
+    task = task_rows.task_at(conn, run_id, cursor, seed)
     return _insert_group(
         conn, run_id, limits, key_hashes, run_task=task, cursor=cursor, owner=owner, start_digest=start_digest
     )

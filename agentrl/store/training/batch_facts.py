@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from sqlalchemy import Connection, func, select
 
 from agentrl.domain import credit
+from agentrl.store import task_rows
 from agentrl.store.tables import groups, interactions, rewards, tasks, trajectories, trajectory_interactions
 
 SOURCE_KEYS = ("source", "data_source")
@@ -19,7 +20,7 @@ class BatchFacts:
     """Facts about the sessions, groups and calls that a step leased."""
 
     rewards: dict[str, list[float]]  # name → per session with such a reward, the sum of its counted values
-    sources: dict[str, str]  # group → its task's source, where the task names one
+    sources: dict[str, str]  # group → its task's source, where the task names one or the run has several
     calls: int  # a call shared by several paths counts once
     truncated_calls: int  # calls whose answer reached its length limit
 
@@ -53,10 +54,21 @@ def _sources(conn: Connection, step_id: str) -> dict[str, str]:
     leased = select(trajectories.c.group_id).where(trajectories.c.lease_step_id == step_id)
     candidates = [data[key] for data in (groups.c.task, tasks.c.data) for key in SOURCE_KEYS]
     rows = conn.execute(
-        select(groups.c.id, *candidates).outerjoin(tasks, tasks.c.id == groups.c.task_id).where(groups.c.id.in_(leased))
-    )
-    found = {group_id: next((v for v in values if isinstance(v, str) and v), None) for group_id, *values in rows}
+        select(groups.c.id, groups.c.run_id, tasks.c.position, *candidates)
+        .outerjoin(tasks, tasks.c.id == groups.c.task_id)
+        .where(groups.c.id.in_(leased))
+    ).all()
+    names = [source.name for source in task_rows.sources(conn, rows[0].run_id)] if rows else []
+    found = {
+        group_id: next((v for v in values if isinstance(v, str) and v), _name(names, position))
+        for group_id, _, position, *values in rows
+    }
     return {group_id: source for group_id, source in found.items() if source is not None}
+
+
+def _name(sources: list[str], position: int | None) -> str | None:
+    """The source of a task by its position, in a run of several sources."""
+    return sources[position % len(sources)] if len(sources) > 1 and position is not None else None
 
 
 def _calls(conn: Connection, step_id: str) -> tuple[int, int]:

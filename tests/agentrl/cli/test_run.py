@@ -19,7 +19,7 @@ from forks import ran
 from agentrl.client import Client
 from agentrl.engine.server_process import free_port
 from agentrl.location import locate
-from agentrl.store import Database, runs
+from agentrl.store import Database, runs, task_rows
 from agentrl.store.db.codec import hash_key
 from agentrl.testing import FakeEngine
 
@@ -110,7 +110,7 @@ def test_a_config_makes_the_run_that_train_would(tmp_path: Path, tiny_model: Pat
     with database.read() as conn:
         run = runs.by_name(conn, "b")
         assert (run.seed, run.target_steps) == (5, 3)
-        assert runs.task_at(conn, run.id, 0, run.seed).data
+        assert task_rows.task_at(conn, run.id, 0, run.seed).data
     database.close()
     assert (tmp_path / "runs" / "b" / "config.yaml").exists()
 

@@ -105,3 +105,28 @@ def test_gains_cover_the_common_settings() -> None:
     before = collect([row(index=i, reward=0.25 * i) for i in range(3)] + [row(setting="old")])[0]
     after = collect([row(index=i, reward=0.25 * i + 0.5) for i in range(3)] + [row(setting="new")])[0]
     assert gains(before, after) == {"s": {"reward": 0.5, "low": 0.5, "high": 0.5}}
+
+
+def test_sources_are_reported_apart() -> None:
+    rows = [
+        {
+            **Label(0, 0, Episode("sampled", index, 0), 4, source).metadata,
+            "status": "completed",
+            "fault": False,
+            "reward": reward,
+            "version_min": 0,
+            "version_max": 0,
+        }
+        for index, (source, reward) in enumerate([("easy", 1.0), ("easy", 0.5), ("hard", 0.0), ("hard", 0.0)])
+    ]
+    (found,) = collect(rows)
+    result = found.as_json()["settings"]["sampled"]
+    assert result["reward"] == 0.375
+    assert {name: (one["reward"], one["tasks"]) for name, one in result["sources"].items()} == {
+        "easy": (0.75, 2),
+        "hard": (0.0, 2),
+    }
+    assert "(easy 0.750" in line(found.as_json())
+    for row in rows:
+        del row["evaluation"]["source"]
+    assert "sources" not in collect(rows)[0].as_json()["settings"]["sampled"]

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from agentrl.errors import UserError
-from agentrl.rollout.agent import load_agent, load_tasks
+from agentrl.rollout.agent import load_agent
 from agentrl.rollout.score import Result, Reward, Score, result_of
 
 
@@ -30,30 +29,6 @@ def test_an_agent_is_built_with_its_arguments() -> None:
 def test_an_invalid_agent_is_refused_by_name(spec: str, args: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError, match=message):
         load_agent(spec, args)
-
-
-def test_tasks_come_from_functions_with_the_seed() -> None:
-    one, other = (load_tasks("agentrl.agents.reverse:train_tasks", seed=seed, limit=3) for seed in (1, 2))
-    assert len(one) == 3
-    assert one != other
-    assert one == load_tasks("agentrl.agents.reverse:train_tasks", seed=1, limit=3)
-
-
-def test_tasks_come_from_jsonl(tmp_path: Path) -> None:
-    path = tmp_path / "tasks.jsonl"
-    path.write_text('{"a": 1}\n\n{"a": 2}\n')
-    assert load_tasks(str(path)) == [{"a": 1}, {"a": 2}]
-    path.write_text('{"a": 1}\nnonsense\n')
-    with pytest.raises(UserError, match="line 2 is not JSON"):
-        load_tasks(str(path))
-    path.write_text("7\n")
-    with pytest.raises(UserError, match=r"item 0 .* is int"):
-        load_tasks(str(path))
-    path.write_text("")
-    with pytest.raises(UserError, match="yields no task"):
-        load_tasks(str(path))
-    with pytest.raises(UserError, match="cannot read"):
-        load_tasks(str(tmp_path / "absent.jsonl"))
 
 
 def test_results_become_rewards() -> None:

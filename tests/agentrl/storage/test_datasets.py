@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from agentrl.configs.publish_config import StorageConfig
+from agentrl.data.task_stream import load_tasks
 from agentrl.errors import ConfigError, UserError
-from agentrl.rollout.agent import load_tasks
 from agentrl.storage import datasets
 from agentrl.storage.object_store import ObjectStore
 
@@ -51,8 +51,8 @@ def test_another_kind_of_url_is_refused(url, config):
 def test_tasks_are_loaded_from_a_bucket_and_errors_name_the_object(bucket, config):
     url = f"{bucket}/tasks.jsonl"
     ObjectStore(bucket).write("tasks.jsonl", LINES)
-    assert load_tasks(url, storage=config) == [{"n": 1}, {"n": 2}]
-    assert load_tasks(url, limit=1, storage=config) == [{"n": 1}]
+    assert load_tasks(url, limit=9, storage=config) == {"tasks": [{"n": 1}, {"n": 2}]}
+    assert load_tasks(url, limit=1, storage=config) == {"tasks": [{"n": 1}]}
     ObjectStore(bucket).write("tasks.jsonl", b"nonsense\n")
     with pytest.raises(UserError, match=rf"tasks: {url} line 1 is not JSON"):
-        load_tasks(url, storage=config)
+        load_tasks(url, limit=9, storage=config)

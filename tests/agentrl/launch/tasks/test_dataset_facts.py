@@ -11,7 +11,7 @@ from run_records import create_run
 from agentrl.configs.config_files import parse_config
 from agentrl.configs.run_config import RunConfig
 from agentrl.errors import ConfigError
-from agentrl.launch import dataset_facts
+from agentrl.launch.tasks import dataset_facts
 from agentrl.store import Database, events
 
 ONE, OTHER = '{"n": 1}\n', '{"n": 2}\n'

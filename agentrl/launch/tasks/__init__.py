@@ -1,0 +1,1 @@
+"""How a run gets its tasks: what its datasets contain, and how they are stored."""

@@ -1,0 +1,136 @@
+"""Stores the tasks of a run: in batches, the first of every source before the run starts, the rest while it goes on.
+
+    sources ──► TaskStream.batches ──► one transaction a batch: tasks + how far the source was read
+
+A process that dies loses only the batch that it was about to store. The next one continues behind the last stored row.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import partial
+
+from agentrl.configs.episodes.task_sources import sources_of
+from agentrl.configs.run_config import RunConfig
+from agentrl.data.prompt_length import measure_of
+from agentrl.data.task_stream import TaskStream
+from agentrl.domain import task_order
+from agentrl.errors import ConfigError, UserError
+from agentrl.models import resolve_model
+from agentrl.store import Database, task_rows
+from agentrl.store.task_rows import NewSource
+
+NOTE_EVERY_S = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How much of a run's tasks is stored."""
+
+    stored: int
+    usable: bool  # every source has the tasks with which a run can start
+    complete: bool
+
+
+def check(config: RunConfig) -> list[NewSource]:
+    """Read the first task of every source of a new run, without its length; returns the sources. Raises UserError."""
+    sources = sources_of(config.tasks)
+    if sources:
+        try:
+            task_order.shares(tuple(source.weight for source in sources))
+        except ValueError as error:
+            raise ConfigError(f"tasks: {error}") from None
+    found = []
+    for source in sources:
+        with TaskStream(source, seed=config.seed, storage=config.storage) as stream:
+            if not stream.tasks(1):
+                raise UserError(f"tasks: {source.path!r} yields no task")
+            found.append(NewSource(name=source.label, weight=source.weight, content=stream.content))
+    return found
+
+
+def ingest(database: Database, run_id: str, config: RunConfig) -> Iterator[Progress]:
+    """Store what is missing of a run's tasks, batch by batch. Yields after each batch, and once at the start.
+
+    Raises UserError for a source that cannot be read, and ConfigError for one whose files have changed since the run
+    started groups; before that, a changed source is read anew.
+    """
+    rows = {row.source: row for row in database.query(task_rows.sources, run_id)}
+    sources = sources_of(config.tasks)
+    measured = [source for number, source in enumerate(sources) if not rows[number].complete]
+    measure = measure_of(measured, partial(resolve_model, config.model, weights=config.steps > 0)) if measured else None
+    with ExitStack() as held:
+        streams = {
+            number: held.enter_context(
+                TaskStream(sources[number], seed=config.seed, storage=config.storage, measure=measure)
+            )
+            for number, row in rows.items()
+            if not row.complete
+        }
+        for number, stream in streams.items():
+            if stream.content != rows[number].content and not database.transact(
+                task_rows.start_again, run_id, number, stream.content
+            ):
+                raise ConfigError(
+                    f"tasks: {sources[number].path} has changed since the run was created, and not all of its tasks "
+                    "are stored: restore it, or give another name to the run"
+                )
+        rows = {row.source: row for row in database.query(task_rows.sources, run_id)}
+        batches = {number: stream.batches(rows[number].rows_read) for number, stream in streams.items()}
+        read = {number: rows[number].rows_read for number in streams}
+        while True:
+            yield Progress(
+                sum(row.stored for row in rows.values()),
+                all(row.complete or row.stored >= row.block for row in rows.values()),
+                all(row.complete for row in rows.values()),
+            )
+            todo = [number for number in streams if not rows[number].complete]
+            if not todo:
+                return
+            number = min(todo, key=lambda one: (rows[one].stored / rows[one].weight, one))
+            batch = next(batches[number])
+            if batch.last and not rows[number].stored + len(batch.texts):
+                raise UserError(f"tasks: {sources[number].path!r} yields no task")
+            database.transact(
+                task_rows.add,
+                run_id,
+                number,
+                batch.texts,
+                read_before=read[number],
+                read=batch.read,
+                complete=batch.last,
+            )
+            read[number] = batch.read
+            rows = {row.source: row for row in database.query(task_rows.sources, run_id)}
+            if rows[number].rows_read != batch.read:  # another process stores tasks of this run too
+                read[number] = rows[number].rows_read
+                batches[number] = streams[number].batches(read[number])
+
+
+async def follow(database: Database, run_id: str, config: RunConfig, note: Callable[[str], None]) -> None:
+    """Store the rest of a run's tasks in a thread beside the run, with a note from time to time. Raises UserError."""
+    stop = threading.Event()
+    try:
+        await asyncio.to_thread(_store, ingest(database, run_id, config), note, stop)
+    finally:
+        stop.set()
+
+
+def _store(steps: Iterator[Progress], note: Callable[[str], None], stop: threading.Event) -> None:
+    noted = started = time.monotonic()
+    begun = False
+    for progress in steps:
+        now = time.monotonic()
+        if progress.complete and begun:
+            note(f"all {progress.stored:,} tasks are stored, after {now - started:.0f} s")
+        elif now - noted >= NOTE_EVERY_S:
+            note(f"{progress.stored:,} tasks are stored so far")
+            noted = now
+        begun = True
+        if stop.is_set():
+            return

@@ -1,0 +1,167 @@
+"""Tasks are stored batch by batch; after kill -9 at any moment the rest is stored without gap or repetition."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import text
+
+from agentrl.configs.config_files import parse_config
+from agentrl.configs.run_config import RunConfig
+from agentrl.data import task_stream
+from agentrl.errors import ConfigError, UserError
+from agentrl.launch.create import create_run
+from agentrl.launch.tasks import task_ingestion
+from agentrl.store import Database, runs, task_rows
+
+ROWS = 3000
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "a.jsonl").write_text("".join(f'{{"n": {n}}}\n' for n in range(ROWS)))
+    (tmp_path / "b.jsonl").write_text("".join(f'{{"n": {-n}}}\n' for n in range(ROWS // 2)))
+    monkeypatch.setattr(task_stream, "BATCH_ROWS", 100)
+    return tmp_path
+
+
+def config_of(folder: Path, url: str, tasks: Any = None, **settings: Any) -> RunConfig:
+    sources = [{"path": f"{folder}/a.jsonl", "weight": 2}, f"{folder}/b.jsonl"]
+    base = {"name": "r", "model": "tiny", "steps": 0, "runs_dir": str(folder / "runs"), "database_url": url}
+    return parse_config({**base, "tasks": sources if tasks is None else tasks, **settings})
+
+
+def order(url: str, count: int) -> list[int]:
+    database = Database(url)
+    with database.read() as conn:
+        run = runs.by_name(conn, "r")
+        found = [task_rows.task_at(conn, run.id, cursor, run.seed).data["n"] for cursor in range(count)]
+        assert conn.execute(text("SELECT count(*) FROM tasks")).scalar_one() == sum(
+            source.stored for source in task_rows.sources(conn, run.id)
+        )
+    database.close()
+    return found
+
+
+def test_progress_grows_and_sources_grow_in_proportion(folder: Path, database_url: str) -> None:
+    seen: list[task_ingestion.Progress] = []
+    create_run(config_of(folder, database_url), "key", seen.append)
+    assert [progress.stored for progress in seen] == sorted(progress.stored for progress in seen)
+    assert (seen[-1].stored, seen[-1].complete, seen[-1].usable) == (ROWS + ROWS // 2, True, True)
+    assert not any(progress.complete for progress in seen[:-1])
+    with pytest.raises(UserError, match="a run named 'r' already exists"):
+        create_run(config_of(folder, database_url), "key")
+
+
+KILLED = """
+import sys
+from pathlib import Path
+from agentrl.configs.config_files import load_config
+from agentrl.data import task_stream
+from agentrl.launch.create import create_run
+task_stream.BATCH_ROWS = 100
+def show(progress):
+    print(progress.stored, flush=True)
+    sys.stdin.readline()
+create_run(load_config(Path(sys.argv[1])), "key", show)
+"""
+
+
+def test_after_kill_9_the_rest_is_stored_and_the_order_is_the_same(
+    folder: Path, database_url: str, empty_database_url: str
+) -> None:
+    Database(empty_database_url).upgrade()
+    create_run(config_of(folder, empty_database_url, runs_dir=str(folder / "whole")), "key")
+    want = order(empty_database_url, 2 * ROWS)
+    config = config_of(folder, database_url)
+    file = folder / "c.yaml"
+    file.write_text(config.model_dump_json())
+    chance = random.Random(4)
+    for _ in range(3):
+        process = subprocess.Popen(
+            [sys.executable, "-c", KILLED, str(file)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        for _ in range(chance.randrange(2, 9)):
+            assert process.stdout.readline()
+            process.stdin.write("\n")
+            process.stdin.flush()
+        os.kill(process.pid, signal.SIGKILL)  # in the middle of the next batch
+        process.communicate()
+    create_run(config, "key")
+    assert order(database_url, 2 * ROWS) == want
+    assert len(set(want[:ROWS])) > ROWS // 2
+
+
+def test_two_processes_store_the_same_tasks_once(folder: Path, database_url: str) -> None:
+    config = config_of(folder, database_url)
+    database = Database(database_url)
+    with database.write() as conn:
+        run_id = runs.create(
+            conn, name="r", config={}, sources=task_ingestion.check(config), base_model="t", key="k", seed=0, steps=1
+        )
+    steps = [task_ingestion.ingest(database, run_id, config) for _ in range(2)]
+    done: set[Iterator[Any]] = set()
+    chance = random.Random(5)
+    while len(done) < 2:
+        one = chance.choice(steps)
+        if next(one, None) is None:
+            done.add(one)
+    database.close()
+    numbers = order(database_url, 2 * ROWS)
+    assert set(numbers) == set(range(-ROWS // 2 + 1, ROWS))
+
+
+def test_a_changed_file_is_read_anew_before_the_first_group_and_refused_after_it(
+    folder: Path, database_url: str
+) -> None:
+    config = config_of(folder, database_url, tasks=f"{folder}/a.jsonl")
+    (folder / "a.jsonl").write_text('{"n": 1}\n' * 500 + "nonsense\n")
+    with pytest.raises(UserError, match=r"tasks: .*a\.jsonl line 501 is not JSON"):
+        create_run(config, "key")
+    (folder / "a.jsonl").write_text('{"n": 2}\n' * 500 + "nonsense\n")
+    with pytest.raises(UserError, match="line 501"):
+        create_run(config, "key")
+    database = Database(database_url)
+    with database.write() as conn:
+        conn.execute(text("UPDATE runs SET data_cursor = 1"))
+    database.close()
+    (folder / "a.jsonl").write_text('{"n": 2}\n' * 501)
+    with pytest.raises(ConfigError, match=r"tasks: .*a\.jsonl has changed since the run was created"):
+        create_run(config, "key")
+
+
+@pytest.mark.parametrize(
+    ("tasks", "message"),
+    [
+        ([{"path": "a.jsonl", "colums": {}}], "'tasks': .*source 0: unknown key 'colums'; did you mean 'columns'"),
+        ({"path": "a.jsonl", "weight": -1}, "'tasks': .*weight: Input should be greater than 0"),
+        (["a.jsonl", "b/a.jsonl"], "two sources are called 'a': give each a `name`"),
+        ([], "give 1 to 64 sources"),
+        ({"path": "a.jsonl", "prompt": "x", "messages": [{"role": "user", "content": "x"}]}, "either `prompt` or"),
+        ({"path": "a.jsonl", "messages": [{"role": "usr", "content": "x"}]}, "messages.0.role"),
+        (7, "'tasks': .*give a path, a source with a `path`"),
+        ("", "give a path"),
+    ],
+)
+def test_an_invalid_source_is_refused_by_name(tasks: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        parse_config({"name": "r", "model": "tiny", "tasks": tasks})
+
+
+def test_held_out_sources_have_no_weight() -> None:
+    with pytest.raises(ConfigError, match="weight: only for training tasks"):
+        parse_config({"name": "r", "model": "tiny", "evaluation": {"tasks": {"path": "a.jsonl", "weight": 2}}})
+
+
+def test_a_source_with_too_small_a_weight_is_refused(folder: Path, database_url: str) -> None:
+    sources = [{"path": f"{folder}/a.jsonl", "weight": 1e5}, f"{folder}/b.jsonl"]
+    with pytest.raises(ConfigError, match="tasks: weight: the smallest"):
+        create_run(config_of(folder, database_url, tasks=sources), "key")
