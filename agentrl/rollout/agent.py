@@ -60,6 +60,8 @@ def load_agent(
     if ":" not in spec and spec not in READY_MADE:
         raise UserError(f"agent: {spec!r} must look like module:name{did_you_mean(spec, READY_MADE)}")
     factory = load_object(READY_MADE.get(spec, spec), "agent")
+    if scored and is_workflow(factory):
+        raise UserError(f"reward: not supported for the workflow {spec!r}, which computes its own rewards")
     if is_workflow(factory) and not inspect.isclass(factory):
         if args:
             raise UserError(f"agent_args: {spec!r} is an instance, which takes no arguments")

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from databases import KINDS
 from typer.testing import CliRunner
 
@@ -18,6 +20,7 @@ from agentrl.rollout.http import agent_http
 from agentrl.rollout.rewards.scored_agent import agent_of
 from agentrl.testing import Reply
 
+PAGE = (Path(__file__).parents[2] / "docs" / "rewards.md").read_text()
 FUNCTIONS = """
 def right(completion, answer):
     return completion == answer
@@ -130,3 +133,27 @@ def test_a_recorded_run_is_scored_again(proxy: Any) -> None:
     first, second, summary = done.output.splitlines()
     assert (first.split("  ")[0], second.split("  ")[0]) == ("0: reward 1", "1: reward 0")
     assert summary.startswith("2 answers, 0 failed; mean reward 0.500")
+
+
+def blocks(language: str) -> list[str]:
+    """The code blocks of the page about rewards."""
+    return re.findall(rf"```{language}\n(.*?)```", PAGE, re.DOTALL)
+
+
+async def test_the_first_example_of_the_page_about_rewards_works(
+    proxy: Any, client: AsyncClient, tmp_path: Path
+) -> None:
+    config, function = yaml.safe_load(blocks("yaml")[0]), blocks("python")[0]
+    (tmp_path / "my_rewards.py").write_text(function)
+    task = {"prompt": "What is 2 + 3?", "answer": "5"}
+    assert str(task).replace("'", '"') in blocks("yaml")[0]
+    for said, reward in (("5", 1.0), ("6", 0.0)):
+        proxy.engine.enqueue(Reply(proxy.says(said)))
+        outcome = await episode(client, task, **config)
+        assert (outcome.error, outcome.reward) == (None, reward)
+
+
+def test_all_configurations_of_the_page_about_rewards_are_valid() -> None:
+    for block in blocks("yaml"):
+        config = parse_config({"name": "r", "model": "tiny", "tasks": "t.jsonl", **yaml.safe_load(block)})
+        assert config.reward is not None

@@ -43,8 +43,7 @@ def main(connected: str) -> None:
             connection.sendall(json.dumps(message).encode() + b"\n")
 
     setup = json.loads(lines.readline(LONGEST_LINE_BYTES))
-    bound = 2 * int(setup["memory_mb"]) * 2**20
-    resource.setrlimit(resource.RLIMIT_DATA, (bound, bound))
+    _bound_memory(2 * int(setup["memory_mb"]) * 2**20)
     os.nice(NICENESS)
     try:
         functions = {
@@ -64,6 +63,13 @@ def main(connected: str) -> None:
             asyncio.run_coroutine_threadsafe(_answer_async(function, call, send), loop)
         else:
             send(_answer(function, call))
+
+
+def _bound_memory(size_bytes: int) -> None:
+    """Bound what this process and its children may each allocate, unless they already have a lower bound."""
+    _, most = resource.getrlimit(resource.RLIMIT_DATA)
+    bound = size_bytes if most == resource.RLIM_INFINITY else min(size_bytes, most)
+    resource.setrlimit(resource.RLIMIT_DATA, (bound, bound))
 
 
 def _facts(function: RewardFunction) -> Json:

@@ -87,6 +87,8 @@ class RewardProcess:
 
     async def call(self, name: str, answers: list[Json], timeout_s: float) -> Json:
         """Call a function; returns `{"values": […]}`. Raises CallFailed. A call that is late ends the process."""
+        if self.retiring:
+            raise CallFailed("its process died")
         number = next(self._ids)
         reply = self._waiting[number] = asyncio.get_running_loop().create_future()
         is_async = self.facts[name]["is_async"]

@@ -36,6 +36,8 @@ def test_ready_made_agents_are_loaded_by_name() -> None:
     assert type(load_agent("multi_turn", {"max_turns": 2}, scored=True)).__name__ == "MultiTurn"
     with pytest.raises(UserError, match="agent: multi_turn needs `reward`"):
         load_agent("multi_turn", {})
+    with pytest.raises(UserError, match="reward: not supported for a command"):
+        load_agent(["true"], {}, scored=True)
     with pytest.raises(UserError, match="did you mean 'multi_turn'"):
         load_agent("multiturn", {}, scored=True)
     with pytest.raises(UserError, match="max_turns: must be at least 1"):
