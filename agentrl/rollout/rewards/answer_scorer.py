@@ -19,7 +19,8 @@ from agentrl.rollout.score import Reward, Score
 log = logging.getLogger(__name__)
 ON_ERROR = "on_error"
 """Source of a value that replaces one that could not be computed."""
-LONGEST_SOURCE = 200
+LONGEST_SOURCE = 100
+"""Characters that the proxy accepts."""
 
 
 class RewardFailed(AgentRLError):

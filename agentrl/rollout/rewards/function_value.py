@@ -9,7 +9,8 @@ from agentrl.errors import UserError
 
 Value = float | dict[str, float] | None
 SCORE = "score"
-MOST_NAMES = 64
+MOST_NAMES, LONGEST_NAME = 64, 35
+"""With the component's name, a name has at most the 100 characters that the proxy accepts."""
 
 
 class BadValue(UserError):
@@ -25,8 +26,11 @@ def value_of(result: object) -> Value:
     if isinstance(result, Mapping):
         if SCORE in result:
             return _finite(result[SCORE])
-        if not 0 < len(result) <= MOST_NAMES or not all(isinstance(name, str) and name for name in result):
-            raise BadValue(f"returned a mapping of {len(result)} items; 1 to {MOST_NAMES} named numbers are possible")
+        if not 0 < len(result) <= MOST_NAMES or not all(map(_is_name, result)):
+            raise BadValue(
+                f"returned a mapping of {len(result)} items; 1 to {MOST_NAMES} numbers are possible, with names of at "
+                f"most {LONGEST_NAME} characters"
+            )
         return {name: _finite(value) for name, value in result.items()}
     return _finite(result)
 
@@ -39,6 +43,10 @@ def values_of_batch(result: object, count: int) -> list[Value]:
         got = f"{len(listed)} values" if isinstance(listed, Sequence) and not isinstance(listed, str) else repr(result)
         raise BadValue(f"returned {got[:100]} for a batch of {count} answers")
     return [value_of(one) for one in listed]
+
+
+def _is_name(name: object) -> bool:
+    return isinstance(name, str) and 0 < len(name) <= LONGEST_NAME
 
 
 def _finite(value: object) -> float:

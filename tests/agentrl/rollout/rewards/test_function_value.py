@@ -26,7 +26,9 @@ def test_a_value_is_read(result: Any, value: Any) -> None:
     assert value_of(result) == value
 
 
-@pytest.mark.parametrize("result", ["1", float("nan"), float("inf"), 10**400, [], {}, {1: 2.0}, {"a": "b"}, object()])
+@pytest.mark.parametrize(
+    "result", ["1", float("nan"), float("inf"), 10**400, [], {}, {1: 2.0}, {"x" * 36: 1.0}, {"a": "b"}, object()]
+)
 def test_anything_else_is_refused(result: Any) -> None:
     with pytest.raises(BadValue, match="returned"):
         value_of(result)
