@@ -6,7 +6,7 @@ from typing import Annotated
 
 from pydantic import Field, model_validator
 
-from agentrl.configs.section import Positive, Seconds, Section
+from agentrl.configs.section import NonNegative, Positive, Seconds, Section
 
 
 class SamplingConfig(Section):
@@ -31,6 +31,12 @@ class RolloutConfig(Section):
     """Maximum running groups, over all workers."""
     timeout_s: Seconds = 300.0
     """Timeout of an episode; a slower episode fails."""
+    processes: NonNegative = 0
+    """Processes of a worker that run agents ([agents in processes](sessions.md#agents-in-processes)); 0: agents run in
+    the worker's own process, which is fastest if they neither block nor compute.
+    """
+    process_memory_mb: Positive = 4096
+    """A process that runs agents and holds more memory than this after an episode is replaced."""
     max_failures_in_a_row: Positive | None = 256
     """Fail the run after this many consecutive failed sessions, evaluation included, with the last error; `agentrl run
     reopen` or `agentrl train` resumes it. null: never.

@@ -4,17 +4,29 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from agentrl.client import AsyncClient, error_text
 from agentrl.domain.schemas import Json
-from agentrl.errors import RequestError
+from agentrl.errors import AgentRLError, RequestError
 from agentrl.rollout.agent import Agent
 from agentrl.rollout.http import AgentHttp
 from agentrl.rollout.score import DEFAULT_NAME, Result, Reward, result_of
 
 ABANDON_TIMEOUT_S = 3.0
+
+
+class AgentFailed(AgentRLError):
+    """An agent failed in another process. The message is the error's text."""
+
+
+class Places(Protocol):
+    """Agents that run in other processes: each episode needs a place in one."""
+
+    def place(self, group_id: str) -> AbstractAsyncContextManager[Agent]:
+        """A place for one episode of a group, until the block ends. The episode's timeout begins with the block."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -28,7 +40,7 @@ class Outcome:
 
 async def play(
     client: AsyncClient,
-    agent: Agent,
+    agent: Agent | Places,
     data: Json,
     session: Json,
     *,
@@ -46,12 +58,16 @@ async def play(
     error: str | None = None
     try:
         try:
-            async with asyncio.timeout(timeout_s) as limit:
-                result = result_of(
-                    await agent.run(data, **http.extra(session["base_url"], session["api_key"]), **extra)
-                )
-        except Exception as problem:  # noqa: BLE001 - an agent is foreign code: whatever it raises fails its session only
+            async with _placed(agent, str(extra["group_id"] or session_id)) as placed:
+                async with asyncio.timeout(timeout_s) as limit:
+                    of_session = http.extra(session["base_url"], session["api_key"])
+                    result = result_of(await placed.run(data, **of_session, **extra))
+        except TimeoutError as problem:
             error = f"the agent ran longer than {timeout_s:g} s" if limit.expired() else error_text(problem)
+        except AgentFailed as problem:
+            error = str(problem)
+        except Exception as problem:  # noqa: BLE001 - an agent is foreign code: whatever it raises fails its session only
+            error = error_text(problem)
         try:
             await _send(client, session_id, result.rewards)
         except RequestError as refused:
@@ -66,6 +82,11 @@ async def play(
     rewards = result.rewards if error is None else ()
     reward = sum(reward.value for reward in rewards) if rewards else None
     return Outcome(session_id=session_id, reward=reward, error=error)
+
+
+def _placed(agent: Agent | Places, group_id: str) -> AbstractAsyncContextManager[Agent]:
+    """Where the episode runs: in a process that has a place for it, or here."""
+    return agent.place(group_id) if hasattr(agent, "place") else nullcontext(agent)
 
 
 async def _send(client: AsyncClient, session_id: str, rewards: Sequence[Reward]) -> None:

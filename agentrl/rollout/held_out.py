@@ -25,7 +25,7 @@ from agentrl.domain.evaluation import ATTEMPTS, Episode, Label, Tries, newest_du
 from agentrl.domain.schemas import Json
 from agentrl.errors import RequestError
 from agentrl.rollout.agent import Agent
-from agentrl.rollout.episode import play
+from agentrl.rollout.episode import Places, play
 from agentrl.rollout.http import AgentHttp
 from agentrl.rollout.pace import Pace, RunFailed, check
 from agentrl.rollout.runner import is_finished
@@ -73,7 +73,7 @@ class Evaluator:
     def __init__(
         self,
         client: AsyncClient,
-        agent: Agent,
+        agent: Agent | Places,
         settings: Sequence[Setting],
         *,
         samples: int,

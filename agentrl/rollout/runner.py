@@ -19,7 +19,7 @@ from agentrl.client import AsyncClient
 from agentrl.domain.schemas import Json
 from agentrl.errors import RequestError
 from agentrl.rollout.agent import Agent
-from agentrl.rollout.episode import Outcome, play
+from agentrl.rollout.episode import Outcome, Places, play
 from agentrl.rollout.http import AgentHttp
 from agentrl.rollout.pace import Pace, check
 from agentrl.rollout.worker_display import Progress
@@ -30,7 +30,7 @@ FOREVER_S = 10.0**9
 
 async def run_groups(
     client: AsyncClient,
-    agent: Agent,
+    agent: Agent | Places,
     *,
     http: AgentHttp,
     timeout_s: float,
@@ -82,7 +82,7 @@ def is_finished(run: Mapping[str, Any]) -> bool:
 
 async def _play_group(
     client: AsyncClient,
-    agent: Agent,
+    agent: Agent | Places,
     group: Json,
     free: asyncio.Semaphore,
     pace: Pace,

@@ -14,11 +14,11 @@ from agentrl.client import AsyncClient
 from agentrl.configs.run_config import RunConfig
 from agentrl.console import Console
 from agentrl.errors import root_cause
+from agentrl.rollout.agent_processes.agent_pool import agents_of
 from agentrl.rollout.heart import beating
 from agentrl.rollout.held_out import Evaluator, Setting, settings_of
 from agentrl.rollout.http import agent_http
 from agentrl.rollout.pace import RunFailed
-from agentrl.rollout.rewards.scored_agent import agent_of
 from agentrl.rollout.runner import is_finished, run_groups
 from agentrl.rollout.worker_display import Progress, shown
 
@@ -43,7 +43,7 @@ async def work(
     owner = f"{owner}/{secrets.token_hex(4)}"
     progress = Progress()
     async with (
-        agent_of(config) as agent,
+        agents_of(config) as agent,
         AsyncClient(base_url, api_key, timeout_s=START_PATIENCE_S, on_wait=progress.waits) as client,
         agent_http(config.proxy.request_timeout_s) as http,
         shown(progress, console),

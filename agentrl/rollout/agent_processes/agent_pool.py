@@ -1,0 +1,153 @@
+"""The processes that run a worker's agents, and the choice of one for each episode.
+
+    episode ─► the process of its group, else the least busy one that is not stalled, else a new one, else wait
+
+The sessions of a group run in one process if the run has reward functions, as these may score a group at once. A worker
+starts at most `rollout.processes` processes that are not stalled, and at most twice as many in all.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import shutil
+import tempfile
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from agentrl.configs.run_config import RunConfig
+from agentrl.domain.schemas import Json
+from agentrl.rollout.agent import Agent
+from agentrl.rollout.agent_processes.agent_messages import LONGEST_LINE_BYTES
+from agentrl.rollout.agent_processes.agent_process import PING_S, AgentProcess
+from agentrl.rollout.rewards.reward_process import Listener
+from agentrl.rollout.rewards.scored_agent import agent_of
+from agentrl.rollout.score import Result
+
+PASSED_ON = ("base_url", "api_key", "is_eval", "group_id")
+"""What an agent's `extra` is made of in its process."""
+
+
+class PlacedAgent:
+    """An agent in a process that has been chosen for one episode."""
+
+    def __init__(self, process: AgentProcess) -> None:
+        self._process = process
+
+    async def run(self, data: Json, **extra: Any) -> Result:
+        """Run the episode."""
+        return await self._process.run(data, {name: extra[name] for name in PASSED_ON if name in extra})
+
+
+class AgentPool:
+    """Starts, chooses, replaces and ends the processes."""
+
+    def __init__(self, config: RunConfig) -> None:
+        self._config = config
+        self._json = config.model_dump(mode="json", exclude={"database_url"})
+        self._most, self._scored = config.rollout.processes, config.reward is not None
+        self._processes: list[AgentProcess] = []
+        self._starting: list[str] = []  # the groups whose first episodes wait for new processes
+        self._ending: set[asyncio.Task[None]] = set()
+        self._changed = asyncio.Condition()
+        self._groups: dict[str, AgentProcess] = {}
+        self._episodes = Counter[str]()  # running ones of each group
+
+    async def __aenter__(self) -> Self:
+        self._folder = tempfile.mkdtemp(prefix="agentrl-agents-")
+        self._listener = Listener(str(Path(self._folder) / "socket"))
+        self._server = await asyncio.start_unix_server(
+            self._listener.accept, self._listener.path, limit=LONGEST_LINE_BYTES
+        )
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
+    ) -> None:
+        self._server.close()
+        ending = [asyncio.ensure_future(process.stop()) for process in self._processes]
+        await asyncio.gather(*ending, *self._ending)
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    @asynccontextmanager
+    async def place(self, group_id: str) -> AsyncIterator[PlacedAgent]:
+        """A place in a process for one episode of a group, until the block ends."""
+        process = await self._reserve(group_id)
+        try:
+            yield PlacedAgent(process)
+        finally:
+            await asyncio.shield(self._release(process, group_id))
+
+    async def _reserve(self, group_id: str) -> AgentProcess:
+        async with self._changed:
+            while self._waits_for_its_group(group_id) or (
+                (process := self._choice(group_id)) is None and not self._may_start()
+            ):
+                with contextlib.suppress(TimeoutError):  # a stalled process may go on at any time
+                    await asyncio.wait_for(self._changed.wait(), PING_S)
+            if process is not None:
+                return self._taken(process, group_id)
+            self._starting.append(group_id)
+        try:
+            process = await AgentProcess.start(self._listener, self._json)
+            self._processes.append(process)
+            return self._taken(process, group_id)
+        finally:
+            self._starting.remove(group_id)
+            async with self._changed:
+                self._changed.notify_all()
+
+    def _choice(self, group_id: str) -> AgentProcess | None:
+        """The process for an episode; None if a new one should start, or all are stalled."""
+        mine = self._groups.get(group_id)
+        if mine is not None and not mine.retiring and self._scored:
+            return mine
+        usable = [process for process in self._processes if not process.retiring and not process.stalled]
+        if self._may_start() and all(one.running for one in usable):
+            return None
+        return min(usable, key=lambda process: process.running, default=None)
+
+    def _waits_for_its_group(self, group_id: str) -> bool:
+        """Whether a process is starting for another episode of a group that must share one."""
+        return self._scored and group_id in self._starting
+
+    def _may_start(self) -> bool:
+        """Whether there is room for another process."""
+        usable = sum(not process.retiring and not process.stalled for process in self._processes)
+        starting, existing = len(self._starting), len(self._processes)
+        return usable + starting < self._most and existing + starting < 2 * self._most
+
+    def _taken(self, process: AgentProcess, group_id: str) -> AgentProcess:
+        process.running += 1
+        self._groups[group_id] = process
+        self._episodes[group_id] += 1
+        return process
+
+    async def _release(self, process: AgentProcess, group_id: str) -> None:
+        process.running -= 1
+        self._episodes[group_id] -= 1
+        if not self._episodes[group_id]:
+            del self._episodes[group_id], self._groups[group_id]
+        process.retiring |= process.rss_mb > self._config.rollout.process_memory_mb
+        if process.retiring and not process.running and process in self._processes:
+            self._processes.remove(process)
+            ending = asyncio.create_task(process.stop())
+            self._ending.add(ending)
+            ending.add_done_callback(self._ending.discard)
+        async with self._changed:
+            self._changed.notify_all()
+
+
+@asynccontextmanager
+async def agents_of(config: RunConfig) -> AsyncIterator[Agent | AgentPool]:
+    """The run's agent in this process, or the processes that run it, until the block ends. Raises UserError."""
+    if config.rollout.processes:
+        async with AgentPool(config) as pool:
+            yield pool
+    else:
+        async with agent_of(config) as agent:
+            yield agent
