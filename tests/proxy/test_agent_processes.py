@@ -1,4 +1,4 @@
-"""Episodes in processes of their own against a real proxy: rewards, failures and time-outs are recorded as in-process."""
+"""Episodes in processes of their own against a real proxy: rewards, failures and time-outs are recorded as in one."""
 
 from __future__ import annotations
 
