@@ -1,4 +1,4 @@
-"""A process that runs agents: `python -m agentrl.rollout.agent_processes.agent_host SOCKET NAME`.
+"""A process that runs agents: `python -m agentrl.rollout.agent_processes.agent_host N`, N an open socket.
 
 It has the agent of the run, its reward functions and its HTTP clients, and runs any number of episodes at the same
 time. It ends with its connection; a guard ends it when the worker dies.
@@ -11,6 +11,7 @@ import contextlib
 import json
 import os
 import resource
+import socket
 import sys
 from functools import partial
 from typing import Any
@@ -29,15 +30,16 @@ NICENESS = 5
 """Agents leave the processor to heartbeats, proxies and engines."""
 
 
-async def main(path: str, name: str) -> None:
-    """Connect, load the agent, and run episodes until the connection ends."""
-    reader, writer = await asyncio.open_unix_connection(path, limit=LONGEST_LINE_BYTES)
+async def main(connected: str) -> None:
+    """Load the agent, and run episodes until the connection ends."""
+    connection = socket.socket(fileno=int(connected))
+    connection.set_inheritable(False)
+    reader, writer = await asyncio.open_unix_connection(sock=connection, limit=LONGEST_LINE_BYTES)
 
     def send(message: Json) -> None:
         with contextlib.suppress(ConnectionError):
             writer.write(line(message))
 
-    send({"process": name})
     os.nice(NICENESS)
     setup = json.loads(await reader.readline())
     config = RunConfig.model_validate(setup["config"])

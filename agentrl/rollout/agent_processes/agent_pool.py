@@ -10,21 +10,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import shutil
-import tempfile
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 from agentrl.configs.run_config import RunConfig
 from agentrl.domain.schemas import Json
 from agentrl.rollout.agent import Agent
-from agentrl.rollout.agent_processes.agent_messages import LONGEST_LINE_BYTES
 from agentrl.rollout.agent_processes.agent_process import PING_S, AgentProcess
-from agentrl.rollout.rewards.reward_process import Listener
 from agentrl.rollout.rewards.scored_agent import agent_of
 from agentrl.rollout.score import Result
 
@@ -58,20 +53,13 @@ class AgentPool:
         self._episodes = Counter[str]()  # running ones of each group
 
     async def __aenter__(self) -> Self:
-        self._folder = tempfile.mkdtemp(prefix="agentrl-agents-")
-        self._listener = Listener(str(Path(self._folder) / "socket"))
-        self._server = await asyncio.start_unix_server(
-            self._listener.accept, self._listener.path, limit=LONGEST_LINE_BYTES
-        )
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
     ) -> None:
-        self._server.close()
         ending = [asyncio.ensure_future(process.stop()) for process in self._processes]
         await asyncio.gather(*ending, *self._ending)
-        shutil.rmtree(self._folder, ignore_errors=True)
 
     @asynccontextmanager
     async def place(self, group_id: str) -> AsyncIterator[PlacedAgent]:
@@ -93,7 +81,7 @@ class AgentPool:
                 return self._taken(process, group_id)
             self._starting.append(group_id)
         try:
-            process = await AgentProcess.start(self._listener, self._json)
+            process = await AgentProcess.start(self._json)
             self._processes.append(process)
             return self._taken(process, group_id)
         finally:

@@ -14,17 +14,16 @@ import contextlib
 import itertools
 import json
 import os
+import socket
 import sys
 import time
-from typing import Any
 
 from agentrl.domain.schemas import Json
 from agentrl.environment import without_secrets
 from agentrl.errors import AgentRLError, UserError
 from agentrl.processes import children
-from agentrl.rollout.agent_processes.agent_messages import line, read_result
+from agentrl.rollout.agent_processes.agent_messages import LONGEST_LINE_BYTES, line, read_result
 from agentrl.rollout.episode import AgentFailed
-from agentrl.rollout.rewards.reward_process import Listener
 from agentrl.rollout.score import Result
 
 LOAD_TIMEOUT_S = 300.0
@@ -55,28 +54,34 @@ class AgentProcess:
         self._tasks: list[asyncio.Task[None]] = []
 
     @classmethod
-    async def start(cls, listener: Listener, config: Json) -> AgentProcess:
+    async def start(cls, config: Json) -> AgentProcess:
         """Start a process, which loads the agent. Raises UserError when it cannot be loaded."""
-        name, connected = listener.expect()
-        command = [sys.executable, "-m", "agentrl.rollout.agent_processes.agent_host", listener.path, name]
-        guard = await children.start(command, env=without_secrets(os.environ), stdout=STDERR, stderr=None)
+        ours, its = socket.socketpair()
+        try:
+            command = [sys.executable, "-m", "agentrl.rollout.agent_processes.agent_host", str(its.fileno())]
+            env = without_secrets(os.environ)
+            guard = await children.start(command, env=env, stdout=STDERR, stderr=None, pass_fds=[its.fileno()])
+        except BaseException:
+            ours.close()
+            raise
+        finally:
+            its.close()
+        reader, writer = await asyncio.open_unix_connection(sock=ours, limit=LONGEST_LINE_BYTES)
         try:
             async with asyncio.timeout(LOAD_TIMEOUT_S):
-                reader, writer = await _connection(connected, guard)
                 writer.write(line({"config": config}))
-                first = await reader.readline()
-            if not first:
-                raise AgentRLError(f"a process for agents died while it loaded the agent{_status(await guard.wait())}")
+                if not (first := await _next_line(reader)):
+                    status = _status(await guard.wait())
+                    raise AgentRLError(f"a process for agents died while it loaded the agent{status}")
             loaded = json.loads(first)
             if "error" in loaded:
                 raise UserError(loaded["error"])
         except BaseException as error:
+            writer.close()
             await asyncio.shield(children.stop(guard, 0.0))
             if isinstance(error, TimeoutError):
                 raise AgentRLError(f"loading the agent took longer than {LOAD_TIMEOUT_S:g} s") from None
             raise
-        finally:
-            listener.forget(name)
         process = cls(guard, writer)
         process._tasks = [asyncio.create_task(process._read(reader)), asyncio.create_task(process._ping())]
         return process
@@ -88,6 +93,8 @@ class AgentProcess:
 
     async def run(self, data: Json, extra: Json) -> Result:
         """Run an episode. Raises AgentFailed. Cancellation ends the episode, at the latest with its process."""
+        if self.retiring:
+            raise AgentFailed(self._why_killed or "its process died")
         number = next(self._ids)
         reply = self._waiting[number] = asyncio.get_running_loop().create_future()
         try:
@@ -131,7 +138,7 @@ class AgentProcess:
         """Hand each result to its episode; when the connection ends, fail the episodes that run."""
         problem = "its process closed the connection"
         try:
-            while text := await reader.readline():
+            while text := await _next_line(reader):
                 message = json.loads(text)
                 if "pong" in message:
                     self._unanswered_since, self.rss_mb = None, float(message["rss_mb"])
@@ -139,7 +146,7 @@ class AgentProcess:
                 waiting = self._waiting.get(message["id"])
                 if waiting is not None and not waiting.done():
                     waiting.set_result(message)
-        except (ValueError, KeyError, TypeError, ConnectionError) as error:
+        except (ValueError, KeyError, TypeError) as error:
             problem = f"the messages of its process cannot be read: {error}"
         self.retiring = True
         if self._why_killed is None:
@@ -150,19 +157,12 @@ class AgentProcess:
                 waiting.set_result({"error": self._why_killed or problem})
 
 
-async def _connection(
-    connected: asyncio.Future[tuple[asyncio.StreamReader, asyncio.StreamWriter]], guard: asyncio.subprocess.Process
-) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    """The connection, unless the process ends before it connects."""
-    ended = asyncio.ensure_future(guard.wait())
-    either: list[asyncio.Future[Any]] = [connected, ended]
+async def _next_line(reader: asyncio.StreamReader) -> bytes:
+    """The next line; empty at the end of the connection."""
     try:
-        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
-        if not connected.done():
-            raise AgentRLError(f"a process for agents did not start{_status(ended.result())}")
-        return connected.result()
-    finally:
-        ended.cancel()
+        return await reader.readline()
+    except ConnectionError:
+        return b""
 
 
 def _status(status: int) -> str:
