@@ -7,8 +7,8 @@ from contextlib import contextmanager
 
 
 @contextmanager
-def bar(what: str) -> Iterator[Callable[[int, int], None]]:
-    """Show a bar until the block ends. Yields a function that sets (done, total)."""
+def bar(what: str) -> Iterator[Callable[[int, int | None], None]]:
+    """Show a bar until the block ends. Yields a function that sets (done, total); total None: unknown."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     from agentrl.console import Console

@@ -396,6 +396,7 @@ def test_a_body_that_is_not_json_is_a_400(proxy, body, kind):
 def test_a_run_without_tasks_has_no_groups(proxy):
     with proxy.database.write() as conn:
         conn.execute(text("DELETE FROM tasks"))
+        conn.execute(text("DELETE FROM task_sources"))
     refused = proxy.post("/groups")
     assert (refused.status_code, refused.json()["error"]["code"]) == (409, "no_tasks")
     assert proxy.post("/sessions").status_code == 201
