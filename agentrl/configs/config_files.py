@@ -17,6 +17,9 @@ from agentrl.configs.run_config import RunConfig
 from agentrl.configs.section import Section
 from agentrl.errors import ConfigError, did_you_mean
 
+SHORT = {"algorithm": "preset", "reward": "function"}
+"""Sections that a string may stand for → the key that the string then is."""
+
 
 def load_config(path: Path, overrides: list[str] | None = None) -> RunConfig:
     """Read YAML from `path`, apply `section.key=value` overrides (values are YAML), and validate.
@@ -47,6 +50,7 @@ def apply_override(data: dict[str, Any], item: str) -> None:
     """Set `a.b=value` in nested mappings. Raises ConfigError when `item` has no `=` or walks into a value.
 
     `trainer.algorithm` may be a preset's name: `trainer.algorithm.clip_high=0.28` then changes a part of that preset.
+    In the same way `reward` may be a function's name.
     """
     key, sep, raw = item.partition("=")
     if not sep or not key:
@@ -55,8 +59,8 @@ def apply_override(data: dict[str, Any], item: str) -> None:
     node = data
     for part in parents:
         child = node.setdefault(part, {})
-        if part == "algorithm" and isinstance(child, str):
-            child = node[part] = {"preset": child}
+        if part in SHORT and isinstance(child, str):
+            child = node[part] = {SHORT[part]: child}
         if not isinstance(child, dict):
             raise ConfigError(f"override {item!r}: {part!r} is a value, not a section")
         node = child

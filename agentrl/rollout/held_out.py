@@ -28,7 +28,7 @@ from agentrl.rollout.agent import Agent
 from agentrl.rollout.episode import Places, play
 from agentrl.rollout.http import AgentHttp
 from agentrl.rollout.pace import Pace, RunFailed, check
-from agentrl.rollout.runner import is_finished
+from agentrl.rollout.runner import is_finished, sessions_of
 from agentrl.rollout.worker_display import Progress
 
 LOOK_S = 1.0
@@ -175,7 +175,7 @@ class Evaluator:
                 if refused.code == "claimed":
                     return False
                 raise
-            task, session = group["task"]["data"], group["sessions"][0]
+            task, session = group["task"]["data"], sessions_of(group)[0]
             outcome = await self.progress.session(partial(self._play, self.client, self.agent, task, session))
         self._pace.saw([outcome])
         self._played[key] += 1

@@ -80,6 +80,11 @@ def is_finished(run: Mapping[str, Any]) -> bool:
     return run["status"] in ("finished", "completed") or int(run["published_step"]) >= int(run["steps"])
 
 
+def sessions_of(group: Json) -> list[Json]:
+    """The sessions of a started group (`POST /groups`), each with the group's id."""
+    return [session | {"group_id": group["group_id"]} for session in group["sessions"]]
+
+
 async def _play_group(
     client: AsyncClient,
     agent: Agent | Places,
@@ -95,7 +100,7 @@ async def _play_group(
     played: list[asyncio.Task[Outcome]] = []
     try:
         async with asyncio.TaskGroup() as sessions:
-            for session in group["sessions"]:
+            for session in sessions_of(group):
                 episode = partial(play, client, agent, data, session, http=http, timeout_s=timeout_s, is_eval=False)
                 played.append(sessions.create_task(progress.session(episode)))
         progress.group_done()

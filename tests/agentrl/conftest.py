@@ -48,7 +48,7 @@ class StandIn:
         sid = f"{len(self.sessions):032x}"
         self.sessions[sid] = {"status": "open", "is_eval": is_eval, "metadata": metadata, "error": None}
         base_url = f"{self.url}/sessions/{sid}/v1"
-        return {"session_id": sid, "api_key": f"key-{sid}", "base_url": base_url, "sample_index": 0, "group_id": "g"}
+        return {"session_id": sid, "api_key": f"key-{sid}", "base_url": base_url, "sample_index": 0}
 
     async def note(self, request: Request) -> Json:
         body: Json = await request.json() if await request.body() else {}
@@ -78,14 +78,17 @@ class StandIn:
             self.groups_left -= 1
             task = {"n": self.groups_left}
             sessions = [self._new_session(False, {}) for _ in range(self.size)]
-        return JSONResponse({"group_id": "g", "task": {"id": "t", "data": task}, "sessions": sessions}, 201)
+        return JSONResponse(
+            {"group_id": f"g{task.get('n')}", "task": {"id": "t", "data": task}, "sessions": sessions}, 201
+        )
 
     async def abandon(self, request: Request) -> JSONResponse:
         self.abandoned.append((await request.json())["owner"])
         return JSONResponse({"abandoned": 0})
 
     async def new_session(self, request: Request) -> JSONResponse:
-        return JSONResponse(self._new_session(False, (await self.note(request)).get("metadata", {})), 201)
+        opened = self._new_session(False, (await self.note(request)).get("metadata", {}))
+        return JSONResponse(opened | {"group_id": "g"}, 201)
 
     async def reward(self, request: Request) -> JSONResponse:
         body = await request.json() | {"session_id": request.path_params["sid"]}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -18,6 +19,7 @@ from agentrl.configs.config_files import parse_config
 from agentrl.rollout.episode import Outcome, play
 from agentrl.rollout.http import agent_http
 from agentrl.rollout.rewards.scored_agent import agent_of
+from agentrl.rollout.runner import sessions_of
 from agentrl.testing import Reply
 
 PAGE = (Path(__file__).parents[2] / "docs" / "rewards.md").read_text()
@@ -28,6 +30,9 @@ def right(completion, answer):
 def close(completion, answer, prompt_ids, completion_ids):
     assert prompt_ids and completion_ids
     return completion[:1] == answer[:1]
+
+def together(prompts, completions):
+    return [len(set(prompts)) + 10 * len(completions)] * len(prompts)
 
 def broken(completion):
     raise ValueError("out of order")
@@ -113,6 +118,22 @@ async def test_a_reward_that_cannot_be_computed_fails_the_session(proxy: Any, cl
     assert outcome.reward is None
     assert outcome.error == "RewardFailed: reward reward: ValueError: out of order (attempt 2)"
     assert proxy.get(f"/sessions/{outcome.session_id}")["status"] == "failed"
+
+
+async def test_a_batch_is_one_group(proxy: Any, client: AsyncClient) -> None:
+    reward = {"function": "answered:together", "processes": 1}
+    base = {"name": "r", "model": "tiny", "tasks": "t.jsonl", "rollout": {"group_size": 2}}
+    settings = parse_config(base | {"reward": reward, "agent_args": {"template": "{n}", "max_tokens": 4}})
+    groups = [await client.request("POST", "/groups", {"is_eval": False, "owner": "me"}) for _ in range(2)]
+    async with agent_http(20) as http, agent_of(settings) as agent:
+        outcomes = await asyncio.gather(
+            *(
+                play(client, agent, group["task"]["data"], session, http=http, timeout_s=60, is_eval=False)
+                for group in groups
+                for session in sessions_of(group)
+            )
+        )
+    assert [(outcome.error, outcome.reward) for outcome in outcomes] == [(None, 21.0)] * 4
 
 
 async def test_a_task_without_a_prompt_fails_its_session(proxy: Any, client: AsyncClient) -> None:

@@ -11,14 +11,13 @@ from agentrl.errors import UserError
 
 def answer_of(task: Json, messages: Sequence[Any], reply: object, **about: Any) -> Json:
     """The answer to `messages`: `reply` is a ChatCompletion of the SDK, its JSON, or the text. Raises UserError."""
-    given = {"task": task, **about}
+    given, messages = {"task": task, **about}, [_plain(message) for message in messages]
     if isinstance(reply, str):
         said: Json = {"role": "assistant", "content": reply}
         return given | {"messages": [*messages, said], "completion": reply, "reasoning": None}
-    dump = getattr(reply, "model_dump", None)
-    body = dump(exclude_none=True) if callable(dump) else reply
+    body = _plain(reply)
     try:
-        choice = body["choices"][0]  # type: ignore[index]
+        choice = body["choices"][0]
         said = choice["message"]
     except (KeyError, IndexError, TypeError):
         raise UserError(f"the reply to score must be a chat completion or a text, got {type(reply).__name__}") from None
@@ -31,3 +30,9 @@ def answer_of(task: Json, messages: Sequence[Any], reply: object, **about: Any) 
         "prompt_ids": body.get("prompt_token_ids"),
         "completion_ids": choice.get("token_ids"),
     }
+
+
+def _plain(value: Any) -> Any:
+    """The JSON of an object of the SDK; other values as they are."""
+    dump = getattr(value, "model_dump", None)
+    return dump(exclude_none=True) if callable(dump) else value

@@ -57,6 +57,17 @@ async def rollouts(client: AsyncClient, http: AgentHttp, agent: Scripted, timeou
     return progress
 
 
+async def test_an_agent_is_told_the_group_of_its_session(proxy: Any, client: AsyncClient, http: AgentHttp) -> None:
+    agent = Scripted()
+    await rollouts(client, http, agent)
+    assert sorted((data["n"], extra["group_id"]) for data, extra in agent.calls) == [
+        (0, "g0"),
+        (0, "g0"),
+        (1, "g1"),
+        (1, "g1"),
+    ]
+
+
 async def test_every_group_is_played_until_the_run_is_finished(
     proxy: Any, client: AsyncClient, http: AgentHttp
 ) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from agentrl.configs.config_files import parse_config
+from agentrl.configs.config_files import apply_override, parse_config
 from agentrl.errors import ConfigError
 
 BASE: dict[str, Any] = {"name": "r", "model": "tiny", "tasks": "t.jsonl"}
@@ -19,6 +19,12 @@ def test_a_string_is_the_function() -> None:
     assert list(config.reward.functions) == ["reward"]
     assert parse_config(config.model_dump(mode="json")) == config
     assert not parse_config(BASE).runs_agents
+
+
+def test_an_override_changes_the_section_of_a_string() -> None:
+    data = BASE | {"reward": "a:b"}
+    apply_override(data, "reward.timeout_s=5")
+    assert data["reward"] == {"function": "a:b", "timeout_s": 5}
 
 
 @pytest.mark.parametrize(
