@@ -16,7 +16,7 @@ from agentrl.configs.proxy_config import ProxyConfig
 from agentrl.configs.publish_config import PublishConfig, StorageConfig
 from agentrl.configs.resources_config import Resources
 from agentrl.configs.rollout_config import RolloutConfig
-from agentrl.configs.section import NonNegative, Section
+from agentrl.configs.section import NonNegative, Positive, Section
 from agentrl.configs.slurm_config import SlurmConfig
 from agentrl.configs.trainer_config import TrainerConfig
 
@@ -41,6 +41,10 @@ class RunConfig(Section):
     """
     steps: NonNegative = 10
     """Total optimizer steps of the run. 0: train nothing and record any number of sessions."""
+    epochs: Positive | None = None
+    """Passes over `tasks`, in place of `steps`: the run has as many steps as groups of all tasks fill, and starts when
+    all tasks are stored. null: `steps` counts.
+    """
     seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] = 0
     """Seeds the order of tasks, new weights, dropout, and each engine that the run starts (for other engines: `agentrl
     engine --seed`). Calls reach an engine in varying order, so two runs with one seed are similar but not equal;
@@ -84,6 +88,12 @@ class RunConfig(Section):
         for name, count in counts.items():
             if self.placement == "local" and count > 1:
                 raise ValueError(f"resources.{name}: {count} needs a placement other than local, for example ray")
+        return self
+
+    @model_validator(mode="after")
+    def _passes_need_tasks(self) -> RunConfig:
+        if self.epochs is not None and self.tasks is None:
+            raise ValueError("epochs: needs `tasks`; use `steps` where programs bring their own tasks")
         return self
 
     @model_validator(mode="after")

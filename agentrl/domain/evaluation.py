@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, field
 from statistics import fmean
 from typing import Any, Self
 
-from agentrl.domain import intervals
+from agentrl.domain import intervals, sample_metrics
 from agentrl.domain.schemas import Json, SessionStatus
 from agentrl.domain.ties import TIE
 
@@ -163,6 +163,7 @@ def _figures(rewards: list[list[float]]) -> Json:
         "perfect": mean and fmean(fmean(r >= 1.0 - TIE for r in samples) for samples in rewards),
         "tasks": len(rewards),
         "episodes": sum(map(len, rewards)),
+        **({"samples": found} if (found := sample_metrics.of_tasks(rewards)) else {}),
     }
 
 
@@ -244,6 +245,14 @@ def figure(found: Json, form: str = ".3f") -> str:
     return f"{found['reward']:{form}}{around}"
 
 
+def _of_samples(found: Json) -> str:
+    """pass@k for the largest k, where tasks have several samples."""
+    if "samples" not in found:
+        return ""
+    k, share = list(found["samples"]["pass"].items())[-1]
+    return f", pass@{k} {share:.3f}"
+
+
 def _by_source(found: Json) -> str:
     """The means of a setting's sources, in parentheses, if there are several."""
     if "sources" not in found:
@@ -256,7 +265,10 @@ def line(found: Json) -> str:
     if not found["complete"]:
         return f"evaluation of step {found['step']}: {found['ended']} of {found['episodes']} episodes"
     of_settings = found["settings"]
-    parts = [f"{name} {figure(of_setting)}{_by_source(of_setting)}" for name, of_setting in of_settings.items()]
+    parts = [
+        f"{name} {figure(of_setting)}{_of_samples(of_setting)}{_by_source(of_setting)}"
+        for name, of_setting in of_settings.items()
+    ]
     if failed := sum(of_setting["failed"] for of_setting in of_settings.values()):
         parts.append(f"{failed} episodes failed")
     if faults := sum(of_setting["faults"] for of_setting in of_settings.values()):

@@ -35,6 +35,7 @@ def create_run(config: RunConfig, key: str, show: Callable[[Progress], None] = l
         database = Database(url)
         try:
             database.upgrade()
+            config = task_ingestion.with_known_steps(database, config)
             run_id = database.query(_unfinished, config)
             if run_id is None:
                 run_folder.check_new(config, url)
@@ -45,6 +46,9 @@ def create_run(config: RunConfig, key: str, show: Callable[[Progress], None] = l
             run_folder.remember_database(config.run_dir, url)
             for progress in task_ingestion.ingest(database, run_id, config):
                 show(progress)
+            if config.epochs is not None:
+                counted = task_ingestion.with_steps(database, run_id, config)
+                run_folder.write_config(counted, config.run_dir / "config.yaml")
         finally:
             database.close()
     return url

@@ -18,6 +18,7 @@ import signal
 import time
 from collections.abc import Coroutine, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 
 from agentrl.configs.run_config import RunConfig
@@ -78,6 +79,10 @@ def train(config: RunConfig, console: Console, *, from_base: bool = False) -> Js
         try:
             database.upgrade()
             run_id, status = open_run(database, config, model, run_key)
+            if config.epochs is not None:
+                with console.status("storing all tasks, whose number gives the steps of `epochs`"):
+                    config = task_ingestion.with_steps(database, run_id, config)
+                plan = replace(plan, config=config)
             run_folder.write_config(config, plan.config_file)
             run_folder.remember_database(config.run_dir, plan.database_url)
             if status == "finished" and (config.run_dir / "summary.json").exists():

@@ -55,6 +55,9 @@ def train(config: RunConfig, console: Console, placement: Placement, *, from_bas
             database.upgrade()
             keys = secrets_of(config, database_url)
             run_id, status = run_lifecycle.open_run(database, config, model, keys[RUN_KEY])
+            if config.epochs is not None:
+                with console.status("storing all tasks, whose number gives the steps of `epochs`"):
+                    config = task_ingestion.with_steps(database, run_id, config)
             run_folder.write_config(config, config.run_dir / "config.yaml")
             run_folder.remember_database(config.run_dir, database_url)
             write_secrets(config.run_dir, keys)

@@ -24,6 +24,7 @@ from agentrl.store.db.sql_engines import sqlite_path
 
 CHANGEABLE = (
     "steps",
+    "epochs",
     "runs_dir",
     "database_url",
     "max_restarts",

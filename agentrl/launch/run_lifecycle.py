@@ -65,6 +65,7 @@ def open_run(database: Database, config: RunConfig, model: Path, run_key: str) -
     Raises UserError when the folder has checkpoints of a run that is not in the database.
     """
     known = database.query(runs.find, config.name) is not None
+    config = task_ingestion.with_known_steps(database, config)
     sources = [] if known else task_ingestion.check(config)
     if not known:
         run_folder.check_new(config, database.url)

@@ -88,6 +88,11 @@ def reopen(conn: Connection, run_id: str, *, key: str, config: Json, steps: int)
     events.record(conn, run_id, events.REOPENED, {}, "store")
 
 
+def set_steps(conn: Connection, run_id: str, steps: int, config: Json) -> None:
+    """Set the number of a run's steps, which is known when all of its tasks are stored."""
+    conn.execute(update(runs).where(runs.c.id == run_id).values(target_steps=steps, config=config))
+
+
 def resume(conn: Connection, run_id: str) -> None:
     """Let a stopped or failed run take groups again; earlier failed sessions no longer count.
 

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
+from math import ceil
 
 from agentrl.configs.episodes.task_sources import sources_of
 from agentrl.configs.run_config import RunConfig
@@ -21,8 +22,9 @@ from agentrl.data.prompt_length import measure_of
 from agentrl.data.task_stream import TaskStream
 from agentrl.domain import task_order
 from agentrl.errors import ConfigError, UserError
+from agentrl.launch import run_folder
 from agentrl.models import resolve_model
-from agentrl.store import Database, task_rows
+from agentrl.store import Database, runs, task_rows
 from agentrl.store.task_rows import NewSource
 
 NOTE_EVERY_S = 10.0
@@ -110,6 +112,37 @@ def ingest(database: Database, run_id: str, config: RunConfig) -> Iterator[Progr
             if rows[number].rows_read != batch.read:  # another process stores tasks of this run too
                 read[number] = rows[number].rows_read
                 batches[number] = streams[number].batches(read[number])
+
+
+def with_known_steps(database: Database, config: RunConfig) -> RunConfig:
+    """The configuration with the steps of its `epochs` so far: 1 until all tasks of the run are stored.
+
+    Returns a configuration without `epochs` unchanged.
+    """
+    if config.epochs is None:
+        return config
+    run = database.query(runs.find, config.name)
+    rows = [] if run is None else database.query(task_rows.sources, run.id)
+    if not rows or not all(row.complete for row in rows):
+        return config.model_copy(update={"steps": 1})
+    tasks = sum(int(row.stored) for row in rows)
+    return config.model_copy(update={"steps": ceil(config.epochs * tasks / config.trainer.groups_per_step)})
+
+
+def with_steps(
+    database: Database, run_id: str, config: RunConfig, show: Callable[[Progress], None] = lambda progress: None
+) -> RunConfig:
+    """The configuration with the steps of its `epochs`, which are stored with the run: first, all tasks are stored.
+
+    Returns a configuration without `epochs` unchanged. Raises UserError.
+    """
+    if config.epochs is None:
+        return config
+    for progress in ingest(database, run_id, config):
+        show(progress)
+    counted = with_known_steps(database, config)
+    database.transact(runs.set_steps, run_id, counted.steps, run_folder.stored(counted))
+    return counted
 
 
 async def follow(database: Database, run_id: str, config: RunConfig, note: Callable[[str], None]) -> None:

@@ -92,7 +92,7 @@ def test_a_sample_that_fails_too_often_is_worth_nothing_and_one_that_was_abandon
     result = found.as_json()["settings"]["s"]
     assert (result["reward"], result["perfect"], result["tasks"], result["episodes"]) == (0.5, 0.25, 1, 4)
     assert (result["version_min"], result["version_max"]) == (4, 5)
-    assert line(found.as_json()) == "evaluation of step 4: s 0.500, 1 episodes failed, versions 4 to 5"
+    assert line(found.as_json()) == "evaluation of step 4: s 0.500, pass@4 1.000, 1 episodes failed, versions 4 to 5"
 
 
 def test_results_are_per_version_and_ignore_foreign_sessions() -> None:
@@ -127,6 +127,7 @@ def test_sources_are_reported_apart() -> None:
         "hard": (0.0, 2),
     }
     assert "(easy 0.750" in line(found.as_json())
+    assert "samples" not in result
     for row in rows:
         del row["evaluation"]["source"]
     assert "sources" not in collect(rows)[0].as_json()["settings"]["sampled"]

@@ -14,11 +14,12 @@ from typing import Any
 import pytest
 from sqlalchemy import text
 
-from agentrl.configs.config_files import parse_config
+from agentrl.configs.config_files import load_config, parse_config
 from agentrl.configs.run_config import RunConfig
 from agentrl.data import task_stream
 from agentrl.errors import ConfigError, UserError
 from agentrl.launch.create import create_run
+from agentrl.launch.run_lifecycle import open_run
 from agentrl.launch.tasks import task_ingestion
 from agentrl.store import Database, runs, task_rows
 
@@ -67,6 +68,7 @@ from pathlib import Path
 from agentrl.configs.config_files import load_config
 from agentrl.data import task_stream
 from agentrl.launch.create import create_run
+from agentrl.launch.run_lifecycle import open_run
 task_stream.BATCH_ROWS = 100
 def show(progress):
     print(progress.stored, flush=True)
@@ -165,3 +167,30 @@ def test_a_source_with_too_small_a_weight_is_refused(folder: Path, database_url:
     sources = [{"path": f"{folder}/a.jsonl", "weight": 1e5}, f"{folder}/b.jsonl"]
     with pytest.raises(ConfigError, match="tasks: weight: the smallest"):
         create_run(config_of(folder, database_url, tasks=sources), "key")
+
+
+def test_epochs_become_steps_when_all_tasks_are_stored(folder: Path, database_url: str, tiny_model: Path) -> None:
+    settings = {"epochs": 2, "steps": 10, "trainer": {"groups_per_step": 64}, "model": str(tiny_model)}
+    create_run(config_of(folder, database_url, **settings), "key")
+    database = Database(database_url)
+    steps = -(-2 * (ROWS + ROWS // 2) // 64)
+    run = database.query(runs.by_name, "r")
+    assert (run.target_steps, run.config["steps"], run.config["epochs"]) == (steps, steps, 2)
+    written = load_config(folder / "runs" / "r" / "config.yaml")
+    assert (written.steps, written.epochs) == (steps, 2)
+    more = config_of(folder, database_url, **{**settings, "epochs": 3})
+    run_id, status = open_run(database, more, tiny_model, "key")  # a resume
+    assert (run_id, status, task_ingestion.with_steps(database, run_id, more).steps) == (
+        run.id,
+        "running",
+        -(-3 * (ROWS + ROWS // 2) // 64),
+    )
+    fewer = config_of(folder, database_url, **{**settings, "epochs": 1})
+    with pytest.raises(ConfigError, match="may only grow"):
+        open_run(database, fewer, tiny_model, "key")
+    database.close()
+
+
+def test_epochs_need_tasks() -> None:
+    with pytest.raises(ConfigError, match="epochs: needs `tasks`"):
+        parse_config({"name": "r", "model": "tiny", "epochs": 1})
