@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 from agentrl.errors import UserError
@@ -22,6 +23,7 @@ class MathAnswer:
         except ImportError:
             raise UserError("the verifier `math` needs math-verify: pip install 'agentrl[rewards]'") from None
         self._lib = math_verify
+        logging.getLogger("math_verify").setLevel(logging.ERROR)  # it warns that its time-outs are off
 
     def __call__(self, completion: str, ground_truth: Any) -> float:
         """Compare. The time-outs of the package are off, as the call has one."""

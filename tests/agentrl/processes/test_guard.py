@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 import subprocess
 import sys
@@ -13,8 +14,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from agentrl.processes import guard
+from agentrl.processes import children, guard
 
+INHERITS = "import os, sys; os.write(int(sys.argv[1]), b'x'); sys.exit(os.path.exists(f'/proc/self/fd/{sys.argv[2]}'))"
 SLEEPER = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(600)"
 FAMILY = f"""
 import os, signal, subprocess, sys, time
@@ -160,3 +162,16 @@ def test_a_command_that_cannot_start_is_a_failure() -> None:
     with subprocess.Popen([*GUARDED, "/nowhere"], stdin=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         assert process.wait(120) == 1
         assert b"/nowhere" in process.stderr.read()
+
+
+async def test_a_command_inherits_the_files_that_are_passed_and_no_others() -> None:
+    readable, passed = os.pipe()
+    other = os.open(os.devnull, os.O_RDONLY)
+    os.set_inheritable(other, True)
+    command = [sys.executable, "-c", INHERITS, str(passed), str(other)]
+    process = await children.start(command, env=os.environ, stdout=None, stderr=None, pass_fds=[passed])
+    os.close(passed)
+    assert await process.wait() == 0
+    assert os.read(readable, 10) == b"x"
+    os.close(readable)
+    os.close(other)
