@@ -41,6 +41,10 @@ class RolloutConfig(Section):
     """Fail the run after this many consecutive failed sessions, evaluation included, with the last error; `agentrl run
     reopen` or `agentrl train` resumes it. null: never.
     """
+    accept: str | None = None
+    """`module:function` called with the task and the rewards of a group's episodes, which returns whether the group
+    trains, or the reason why not ([filters](algorithms.md#filters)); null: all groups train.
+    """
     turn_discount: Annotated[float, Field(ge=0, le=1)] = 1.0
     """γ in R_i = r_i + γ·R_{i+1} over the calls of a session."""
     sampling: SamplingConfig = SamplingConfig()

@@ -12,6 +12,7 @@ from agentrl.client import AsyncClient, error_text
 from agentrl.domain.schemas import Json
 from agentrl.errors import AgentRLError, RequestError
 from agentrl.rollout.agent import Agent
+from agentrl.rollout.group_filter import GroupVerdict
 from agentrl.rollout.http import AgentHttp
 from agentrl.rollout.score import DEFAULT_NAME, Result, Reward, result_of
 
@@ -46,19 +47,22 @@ async def play(
     *,
     http: AgentHttp,
     timeout_s: float,
+    verdict: GroupVerdict | None = None,
     **extra: Any,
 ) -> Outcome:
     """Run `agent` on a session that the proxy opened. Cancellation abandons the session.
+
+    `verdict` decides with the group's last episode whether the group trains.
 
     A reward that is rejected, or cannot be sent within the client's timeout, fails the session.
     """
     session_id = str(session["session_id"])
     result = Result()
-    extra |= {"group_id": session.get("group_id")}
+    extra |= {"group_id": session.get("group_id") or session_id}
     error: str | None = None
     try:
         try:
-            async with _placed(agent, str(extra["group_id"] or session_id)) as placed:
+            async with _placed(agent, extra["group_id"]) as placed:
                 async with asyncio.timeout(timeout_s) as limit:
                     of_session = http.extra(session["base_url"], session["api_key"])
                     result = result_of(await placed.run(data, **of_session, **extra))
@@ -72,8 +76,9 @@ async def play(
             await _send(client, session_id, result.rewards)
         except RequestError as refused:
             error = error_text(refused)
+        reject_group = None if verdict is None else await verdict.reason(result, error)
         try:  # after any error: a session that is not ended keeps its group's place as long as the worker lives
-            await _end(client, session_id, result, error)
+            await _end(client, session_id, result, error, reject_group)
         except RequestError as refused:
             error = error or error_text(refused)
     except asyncio.CancelledError:
@@ -99,18 +104,20 @@ async def _send(client: AsyncClient, session_id: str, rewards: Sequence[Reward])
         await client.request("POST", f"/sessions/{session_id}/reward", _without_nulls(body))
 
 
-async def _end(client: AsyncClient, session_id: str, result: Result, error: str | None) -> None:
+async def _end(
+    client: AsyncClient, session_id: str, result: Result, error: str | None, reject_group: str | None
+) -> None:
     """End the session. Raises RequestError, after failing the session, when the proxy refuses its trained tokens."""
-    path = f"/sessions/{session_id}/end"
+    path, of_group = f"/sessions/{session_id}/end", _without_nulls({"reject_group": reject_group})
     if error is not None:
-        await client.request("POST", path, {"status": "failed", "error": error})
+        await client.request("POST", path, {"status": "failed", "error": error, **of_group})
         return
     verdict = {"reject": result.reject, "trained_tokens": result.trained_tokens}
     try:
-        await client.request("POST", path, {"status": "completed", **_without_nulls(verdict)})
+        await client.request("POST", path, {"status": "completed", **_without_nulls(verdict), **of_group})
     except RequestError as refused:
         if refused.status == 422:
-            await client.request("POST", path, {"status": "failed", "error": error_text(refused)})
+            await client.request("POST", path, {"status": "failed", "error": error_text(refused), **of_group})
         raise
 
 

@@ -11,7 +11,7 @@ and for a restarting proxy. All of its state is in the proxy.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from functools import partial
 from typing import Any
 
@@ -20,6 +20,7 @@ from agentrl.domain.schemas import Json
 from agentrl.errors import RequestError
 from agentrl.rollout.agent import Agent
 from agentrl.rollout.episode import Outcome, Places, play
+from agentrl.rollout.group_filter import Accept, GroupVerdict
 from agentrl.rollout.http import AgentHttp
 from agentrl.rollout.pace import Pace, check
 from agentrl.rollout.worker_display import Progress
@@ -37,6 +38,7 @@ async def run_groups(
     max_concurrent_groups: int,
     owner: str,
     progress: Progress,
+    accept: Accept | None = None,
 ) -> None:
     """Run groups until the run is finished and its last step is published.
 
@@ -45,7 +47,8 @@ async def run_groups(
     free, pace = asyncio.Semaphore(max_concurrent_groups), Pace(progress)
     async with asyncio.TaskGroup() as playing:
         while (group := await _next_group(client, owner, free, pace, progress)) is not None:
-            playing.create_task(_play_group(client, agent, group, free, pace, progress, http=http, timeout_s=timeout_s))
+            episode = partial(play, client, agent, http=http, timeout_s=timeout_s, is_eval=False)
+            playing.create_task(_play_group(episode, group, free, pace, progress, accept))
     progress.waiting_for = None
 
 
@@ -86,23 +89,21 @@ def sessions_of(group: Json) -> list[Json]:
 
 
 async def _play_group(
-    client: AsyncClient,
-    agent: Agent | Places,
+    episode: Callable[..., Coroutine[Any, Any, Outcome]],
     group: Json,
     free: asyncio.Semaphore,
     pace: Pace,
     progress: Progress,
-    *,
-    http: AgentHttp,
-    timeout_s: float,
+    accept: Accept | None,
 ) -> None:
     data = group["task"]["data"]
+    verdict = GroupVerdict(accept, data, len(group["sessions"]))
     played: list[asyncio.Task[Outcome]] = []
     try:
         async with asyncio.TaskGroup() as sessions:
             for session in sessions_of(group):
-                episode = partial(play, client, agent, data, session, http=http, timeout_s=timeout_s, is_eval=False)
-                played.append(sessions.create_task(progress.session(episode)))
+                start = partial(episode, data=data, session=session, verdict=verdict)
+                played.append(sessions.create_task(progress.session(start)))
         progress.group_done()
         pace.saw([task.result() for task in played])
     finally:

@@ -15,6 +15,7 @@ from agentrl.configs.run_config import RunConfig
 from agentrl.console import Console
 from agentrl.errors import root_cause
 from agentrl.rollout.agent_processes.agent_pool import agents_of
+from agentrl.rollout.group_filter import load_accept
 from agentrl.rollout.heart import beating
 from agentrl.rollout.held_out import Evaluator, Setting, settings_of
 from agentrl.rollout.http import agent_http
@@ -76,6 +77,7 @@ async def work(
                     max_concurrent_groups=config.rollout.max_concurrent_groups,
                     owner=owner,
                     progress=progress,
+                    accept=load_accept(config.rollout.accept),
                 )
 
 

@@ -130,6 +130,7 @@ groups = Table(
     Column("run_id", ForeignKey("runs.id"), nullable=False),
     Column("task_id", ForeignKey("tasks.id")),
     Column("cursor", Integer),  # position of the run's data cursor; null outside the run's own data
+    Column("reject_reason", String(100)),  # why its worker's filter rejected it
     Column("task", JSON),  # the data of a task that is not the run's own
     Column("size", Integer, nullable=False),
     Column("is_eval", Boolean, nullable=False),

@@ -58,13 +58,15 @@ class RewardBody(Body):
 class EndBody(Body):
     """How the episode ended. A long error is truncated.
 
-    `reject` is the reason why nothing of the session is trained. `trained_tokens` limits training to ranges of some
+    `reject` is the reason why nothing of the session is trained, `reject_group` that of its whole group; the group's
+    last session to end may carry it. `trained_tokens` limits training to ranges of some
     calls' output tokens: `{"interaction_id": [[start, end], …]}`, ascending and disjoint.
     """
 
     status: SessionStatus = SessionStatus.COMPLETED
     error: str | None = None
     reject: Name | None = None
+    reject_group: Name | None = None
     trained_tokens: Annotated[dict[Key, list[TokenRange]], AfterValidator(bounded_ranges)] | None = None
 
 
@@ -163,7 +165,7 @@ async def end(session_id: str, body: EndBody, request: Request) -> Json:
     if body.status not in (SessionStatus.COMPLETED, SessionStatus.FAILED):
         raise bad_parameter("status", "status must be completed or failed", 422)
     verdict = Verdict(rejected=body.reject, ranges=body.trained_tokens)
-    return await _end(session_id, body.status, body.error, request, verdict)
+    return await _end(session_id, body.status, body.error, request, verdict, body.reject_group)
 
 
 @router.delete("/sessions/{session_id}")
@@ -173,10 +175,15 @@ async def abandon(session_id: str, request: Request) -> Json:
 
 
 async def _end(
-    session_id: str, status: SessionStatus, error: str | None, request: Request, verdict: Verdict = EVERYTHING
+    session_id: str,
+    status: SessionStatus,
+    error: str | None,
+    request: Request,
+    verdict: Verdict = EVERYTHING,
+    reject_group: str | None = None,
 ) -> Json:
     session_id = await app_parts.finder(request).resolve(request, session_id)
-    result = await app_parts.ends(request).end(session_id, status, error, verdict)
+    result = await app_parts.ends(request).end(session_id, status, error, verdict, reject_group)
     calls = await app_parts.store(request).read(call_traces.of_session, session_id)
     return {"status": result, "interactions": len(calls)}
 

@@ -30,12 +30,14 @@ class SessionEnds:
         status: SessionStatus = SessionStatus.COMPLETED,
         error: str | None = None,
         verdict: Verdict = EVERYTHING,
+        reject_group: str | None = None,
     ) -> str:
         """Seal a session, and stop its calls that no client waits for; returns its status.
 
         Raises as `sealing.end` does.
         """
-        result = await self.store.write(sealing.end, session_id, status, error, self.store.limits, verdict)
+        limits = self.store.limits
+        result = await self.store.write(sealing.end, session_id, status, error, limits, verdict, reject_group)
         self.sessions.forget(session_id)
         await self.answers.stop_orphans()
         return result

@@ -12,6 +12,7 @@ from agentrl.configs.run_config import RunConfig
 from agentrl.domain.schemas import Json
 from agentrl.errors import UserError, did_you_mean
 from agentrl.rollout.agent import Agent, load_agent
+from agentrl.rollout.group_filter import load_accept
 from agentrl.rollout.rewards.answer_scorer import Scorer
 from agentrl.rollout.rewards.answers import answer_of
 from agentrl.rollout.rewards.async_reward import pools_closed
@@ -53,7 +54,8 @@ class ScoredAgent:
 
 
 def check_agent(config: RunConfig) -> None:
-    """Load the agent and the reward functions of a run. Raises UserError when one cannot be loaded or called."""
+    """Load the agent, the reward functions and the filter of a run. Raises UserError when one cannot be loaded."""
+    load_accept(config.rollout.accept)
     load_agent(config.agent, config.agent_args, scored=config.reward is not None)
     if config.reward is not None:
         for name, one in config.reward.functions.items():

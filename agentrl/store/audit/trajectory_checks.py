@@ -54,7 +54,9 @@ def check_trajectories(rows: GroupRows, lineage: Lineage, totals: dict[str, Step
         ]
         verdict = _verdict(rows, t.session_id)
         trained = [c for c in owned if c.trainable and verdict.count(c.id, c.output_tokens) and c.id in credited.calls]
-        yield from _credit_and_state(name, t, trained, verdict, credited, [one.episode for one in by_discount])
+        yield from _credit_and_state(
+            name, t, trained, verdict, credited, [one.episode for one in by_discount], rows.group.reject_reason
+        )
         if (t.lease_step_id is None) != (t.lease_epoch is None):
             yield f"{name}: it has half a lease: step {t.lease_step_id}, epoch {t.lease_epoch}"
         elif t.state in ("leased", "trained") and t.lease_step_id is None:
@@ -100,6 +102,7 @@ def _credit_and_state(
     verdict: Verdict,
     credited: Credit,
     episodes: Sequence[float],
+    reject_group: str | None,
 ) -> Iterator[str]:
     """Return, tokens, versions and reason follow from the rewards that are applied, and from the verdict."""
     value = t[_RETURN]
@@ -120,9 +123,10 @@ def _credit_and_state(
         untrainable = rejected(verdict.rejected)
     elif not credited.rewarded:
         untrainable = "no_reward"
+    of_group = "group_too_small" if reject_group is None else rejected(reject_group)
     reasons = {
         TrajectoryState.STALE: ("too_old", "tied") if t.lease_step_id is None else ("too_old",),
-        TrajectoryState.REJECTED: (untrainable or "group_too_small",),
+        TrajectoryState.REJECTED: (untrainable or of_group,),
     }.get(TrajectoryState(t.state), (None,))
     if t.reason not in reasons or (untrainable is not None and t.state != TrajectoryState.REJECTED):
         yield f"{name}: it is {t.state} ({t.reason}), but its calls and rewards say {untrainable or 'trainable'}"

@@ -50,6 +50,14 @@ def test_an_end_may_reject_a_session_or_train_some_tokens_only(proxy):
     assert proxy.get("/api/run")["trajectories"] == {"rejected": 2}
 
 
+def test_the_end_of_the_last_session_may_reject_the_group(proxy):
+    first, second = proxy.post("/groups").json()["sessions"]
+    play(proxy, first)
+    play(proxy, second, reject_group="too easy")
+    run = proxy.get("/api/run")
+    assert (run["groups"], run["trajectories"]) == ({"rejected": 1}, {"rejected": 2})
+
+
 def test_every_pass_over_the_data_visits_each_task_once(proxy):
     seen = []
     for _ in range(4):

@@ -14,7 +14,7 @@ from agentrl.store.db import codec
 from agentrl.store.sessions.ends.settling import settle
 from agentrl.store.sessions.session_limits import Limits
 from agentrl.store.sessions.session_locks import lock_all, lock_in_tree
-from agentrl.store.tables import interactions, sessions
+from agentrl.store.tables import groups, interactions, sessions
 from agentrl.store.training import session_verdicts
 
 PARENT_ENDED = "its parent session ended"
@@ -28,11 +28,13 @@ def end(
     error: str | None,
     limits: Limits,
     verdict: Verdict = EVERYTHING,
+    reject_group: str | None = None,
 ) -> str:
     """Seal a session and the sessions below it: new calls get 409, running ones may still commit; returns the status.
 
     Ending twice is harmless: the first end stands. But a session that still waits for calls or a reward can be
-    abandoned. Raises RequestError 404 for an unknown session, and 422 for a verdict on calls that it has not made.
+    abandoned. `reject_group` is the reason why no session of the group trains. Raises RequestError 404 for an unknown
+    session, and 422 for a verdict on calls that it has not made.
     """
     row = lock_in_tree(conn, session_id)
     abandons = status == SessionStatus.ABANDONED and not row.built and row.status not in GONE
@@ -46,6 +48,8 @@ def end(
     _seal(conn, [session_id], status, error, due_in_s=0.0)
     if below:
         _seal(conn, below, status, PARENT_ENDED, due_in_s=limits.silence_s(None))
+    if reject_group is not None:
+        conn.execute(update(groups).where(groups.c.id == row.group_id).values(reject_reason=reject_group))
     return settle(conn, session_id, limits)
 
 

@@ -99,14 +99,13 @@ def _settle_group(conn: Connection, group_id: str, limits: Limits) -> None:
     of_group = (trajectories_table.c.group_id == group_id, trajectories_table.c.state == TrajectoryState.READY)
     trainable = list(conn.execute(select(trajectories_table.c.session_id).distinct().where(*of_group)).scalars())
     episodes = set(family.roots(conn, trainable).values())
-    ready = len(episodes) >= limits.min_group_size
+    ready = len(episodes) >= limits.min_group_size and group.reject_reason is None
     conn.execute(
         update(groups).where(groups.c.id == group_id).values(state="ready" if ready else "rejected", finished_at=now)
     )
     if not ready:
-        conn.execute(
-            update(trajectories_table).where(*of_group).values(state=TrajectoryState.REJECTED, reason="group_too_small")
-        )
+        reason = "group_too_small" if group.reject_reason is None else trajectories.rejected(group.reject_reason)
+        conn.execute(update(trajectories_table).where(*of_group).values(state=TrajectoryState.REJECTED, reason=reason))
     conn.execute(
         update(runs_table)
         .where(runs_table.c.id == group.run_id)

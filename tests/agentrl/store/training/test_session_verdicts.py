@@ -65,6 +65,22 @@ def test_a_rejected_session_is_not_trained_and_its_group_goes_on(db, run_id, lim
         assert list(run_audit.scan(conn, run_id)) == []
 
 
+def test_a_rejected_group_is_not_trained_and_gives_its_place_back(db, run_id, limits):
+    with db.write() as conn:
+        new = group_starts.start_group(conn, run_id, limits, ["x", "y"])
+        for session_id, reason in zip(new.session_ids, (None, "too easy"), strict=True):
+            call(conn, run_id, session_id)
+            rewards.add(conn, session_id, value=1.0, discount=1.0)
+            sealing.end(conn, session_id, SessionStatus.COMPLETED, None, limits, reject_group=reason)
+        run = runs.get(conn, run_id)
+        assert (run.returned, run.running) == (1, 0)
+    assert [rows(db, each) for each in new.session_ids] == [[("rejected", "rejected: too easy", 2)]] * 2
+    with db.write() as conn:
+        assert not session_rewards.reward(conn, new.session_ids[0], limits, value=0.0).applied
+    with db.read() as conn:
+        assert list(run_audit.scan(conn, run_id)) == []
+
+
 def test_a_late_reward_does_not_revive_a_rejected_session(db, run_id, limits):
     (session_id, _, _), _ = play(db, run_id, limits, lambda *_: Verdict(rejected="no"), everything, reward=None)
     with db.write() as conn:
