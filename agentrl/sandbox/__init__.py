@@ -4,6 +4,7 @@
 
 sandbox_run.py       starts, feeds, bounds and ends one command
 isolation.py         chooses how to isolate, by trying
+sandbox_files.py     hands the command its files, in memory
 landlocked.py        restricts files without bubblewrap; runs inside
 """
 

@@ -16,13 +16,13 @@ import shlex
 import shutil
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Literal
 
 from agentrl.errors import UserError
 from agentrl.sandbox import landlocked
+from agentrl.sandbox.sandbox_files import open_files
 
 Isolation = Literal["bubblewrap", "landlock"]
 ISOLATIONS: tuple[Isolation, ...] = ("bubblewrap", "landlock")
@@ -35,8 +35,8 @@ DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
 UIDS = (1 << 24, 1 << 30)
 """Range of the user ids of commands that root starts; others rarely use it."""
 PROBE_TIMEOUT_S = 20.0
-COPY, ENTER = 'cp -R "$1"/. "$2" && chmod -R a+rwX "$2"', 'cd "$2" && shift 2 && { "$@"; exit $?; }'
-"""Shell commands that copy the files into the folder, and run the rest of the words there. The shell stays, since the
+UNPACK, ENTER = 'tar -xf "$1" -C "$2"', 'cd "$2" && shift 2 && { "$@"; exit $?; }'
+"""Shell commands that unpack the files into the folder, and run the rest of the words there. The shell stays, since the
 kernel ignores most signals to the first process of a namespace.
 """
 LAUNCHER = Path(landlocked.__file__).read_text()
@@ -57,12 +57,12 @@ def confined(
     command: Sequence[str],
     limits: Sequence[str],
     *,
-    folder: str,
+    files: str,
     disk_bytes: int,
     readable: Sequence[str],
 ) -> list[str]:
-    """The words that run `command` in isolation, with a copy of `folder` as its folder; `limits` are options of
-    prlimit.
+    """The words that run `command` in isolation, in a folder with the content of `files`, a tar file; `limits`
+    are options of prlimit.
     """
     root = os.geteuid() == 0
     uid = str(random.randrange(*UIDS))
@@ -77,7 +77,7 @@ def confined(
         namespaces = ["--net", "--pid", "--ipc", "--uts", "--mount", "--fork", "--kill-child", "--mount-proc"]
         seen = [*SYSTEM, *ours, *ETC, "/proc", "--", WORK, *DEVICES, "--"]
         script = " && ".join([*_mounts(ours, disk_bytes), ENTER])
-        inside = ["sh", "-c", script, "sh", folder, WORK, BASE_PYTHON, "-IS", "-c", LAUNCHER, *seen, *bounded]
+        inside = ["sh", "-c", script, "sh", files, WORK, BASE_PYTHON, "-IS", "-c", LAUNCHER, *seen, *bounded]
         return ["unshare", *([] if root else ["--user", "--map-root-user"]), *namespaces, *inside]
     words = ["bwrap", "--die-with-parent", "--new-session", "--clearenv"]
     words += ["--unshare-ipc", "--unshare-pid", "--unshare-net", "--unshare-uts", *([] if root else ["--unshare-user"])]
@@ -89,7 +89,7 @@ def confined(
             words += ["--symlink", os.readlink(path), path]
         elif os.path.exists(path):
             words += ["--ro-bind", path, path]
-    words += ["--dev", "/dev", "--proc", "/proc", "--ro-bind", folder, "/run/input"]
+    words += ["--dev", "/dev", "--proc", "/proc"]
     words += [
         "--perms",
         "0777",
@@ -104,14 +104,14 @@ def confined(
     ]
     for name, value in ENVIRONMENT.items():
         words += ["--setenv", name, value]
-    return [*words, "sh", "-c", f"{COPY} && {ENTER}", "sh", "/run/input", WORK, *bounded]
+    return [*words, "sh", "-c", f"{UNPACK} && {ENTER}", "sh", files, WORK, *bounded]
 
 
 def _mounts(kept: Sequence[str], disk_bytes: int) -> Iterator[str]:
     """Shell commands that mount and fill the folder of the command, and hide /run, /tmp, and the top folders of `kept`.
     The sockets of services are usually in them, and Landlock does not restrict connections to sockets.
     """
-    yield f"mount -t tmpfs -o size={disk_bytes},mode=0755 none /run && mkdir -m 777 {WORK} && {COPY}"
+    yield f"mount -t tmpfs -o size={disk_bytes},mode=0755 none /run && mkdir -m 777 {WORK} && {UNPACK}"
     for number, path in enumerate(kept):
         yield f"mkdir -p /run/kept/{number} && mount --bind {shlex.quote(path)} /run/kept/{number}"
     for top in dict.fromkeys(["/tmp", *(f"/{Path(path).parts[1]}" for path in kept)]):
@@ -123,16 +123,18 @@ def _mounts(kept: Sequence[str], disk_bytes: int) -> Iterator[str]:
 @functools.cache
 def works(isolation: Isolation) -> str | None:
     """Try an isolation; returns why it does not work, or None."""
-    tools = ["bwrap"] if isolation == "bubblewrap" else ["unshare", "mount", "cp"]
-    missing = [tool for tool in (*tools, "setpriv", "prlimit") if shutil.which(tool) is None]
+    tools = ["bwrap"] if isolation == "bubblewrap" else ["unshare", "mount"]
+    missing = [tool for tool in (*tools, "tar", "setpriv", "prlimit") if shutil.which(tool) is None]
     if missing:
         return f"{missing[0]} is not installed"
     try:
-        with tempfile.TemporaryDirectory(prefix="agentrl-sandbox-") as folder:
+        with open_files({}) as (files, path):
             words = confined(
-                isolation, [BASE_PYTHON, "-IS", "-c", ""], ["--core=0"], folder=folder, disk_bytes=2**20, readable=()
+                isolation, [BASE_PYTHON, "-IS", "-c", ""], ["--core=0"], files=path, disk_bytes=2**20, readable=()
             )
-            done = subprocess.run(words, env=ENVIRONMENT, capture_output=True, text=True, timeout=PROBE_TIMEOUT_S)
+            done = subprocess.run(
+                words, env=ENVIRONMENT, capture_output=True, text=True, timeout=PROBE_TIMEOUT_S, pass_fds=[files]
+            )
     except subprocess.TimeoutExpired:
         return f"{words[0]} did not end"
     lines = done.stderr.strip().splitlines() or [f"exit status {done.returncode}"]

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import math
-import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
 from typing import Any, Literal
 
-from agentrl.errors import UserError
 from agentrl.processes import children
 from agentrl.sandbox.isolation import BASE_PYTHON, ENVIRONMENT, Isolation, choose, confined
+from agentrl.sandbox.sandbox_files import open_files
 
-MAX_INPUT_BYTES = 64 * 2**20
 READ_BYTES = 65_536
 STDIN = ".stdin"
 """File of the sandbox with the command's stdin."""
@@ -73,17 +70,16 @@ async def run(
     chosen = await asyncio.to_thread(choose, isolation)
     given = {**(files or {}), **({STDIN: stdin} if stdin else {})}
     words = ["sh", "-c", f'exec "$@" < {STDIN}', "sh", *command] if stdin else list(command)
-    with tempfile.TemporaryDirectory(prefix="agentrl-sandbox-", ignore_cleanup_errors=True) as folder:
-        _write(Path(folder), given)
+    with open_files(given) as (opened, path):
         argv = confined(
             chosen,
             words,
             _prlimit(limits),
-            folder=folder,
+            files=path,
             disk_bytes=limits.disk_mb * 2**20,
             readable=readable,
         )
-        return await _bounded(argv, limits)
+        return await _bounded(argv, limits, opened)
 
 
 async def run_python(source: str, *, python: str = BASE_PYTHON, **options: Any) -> Result:
@@ -93,22 +89,6 @@ async def run_python(source: str, *, python: str = BASE_PYTHON, **options: Any) 
     """
     files = {**options.pop("files", {}), "main.py": source}
     return await run([python, "-sB", "main.py"], files=files, **options)
-
-
-def _write(folder: Path, files: Mapping[str, str | bytes]) -> None:
-    """Write the files. Raises UserError for a path that leads out of the folder, or too many bytes."""
-    left = MAX_INPUT_BYTES
-    for name, content in files.items():
-        path = PurePosixPath(name)
-        if path.is_absolute() or ".." in path.parts or not path.parts or "\0" in name:
-            raise UserError(f"files: {name!r} is not a path inside the sandbox's folder")
-        data = content.encode(errors="replace") if isinstance(content, str) else content
-        left -= len(data)
-        if left < 0:
-            raise UserError(f"files: more than {MAX_INPUT_BYTES} bytes")
-        (folder / path).parent.mkdir(parents=True, exist_ok=True)
-        (folder / path).write_bytes(data)
-    folder.chmod(0o755)
 
 
 def _prlimit(limits: Limits) -> list[str]:
@@ -126,11 +106,11 @@ class _TooLong(Exception):
     """A command wrote more than it may."""
 
 
-async def _bounded(argv: Sequence[str], limits: Limits) -> Result:
+async def _bounded(argv: Sequence[str], limits: Limits, files: int) -> Result:
     """Run a program behind a guard, until it ends, its time is over or it has written too much."""
     began = time.monotonic()
     pipe = asyncio.subprocess.PIPE
-    process = await children.start(argv, env=ENVIRONMENT, stdout=pipe, stderr=pipe)
+    process = await children.start(argv, env=ENVIRONMENT, stdout=pipe, stderr=pipe, pass_fds=[files])
     assert process.stdout is not None
     assert process.stderr is not None
     output, errors = bytearray(), bytearray()
