@@ -7,10 +7,8 @@ import contextlib
 import itertools
 import json
 import os
-import shutil
 import socket
 import sys
-import tempfile
 
 from agentrl.domain.schemas import Json
 from agentrl.environment import without_secrets
@@ -42,34 +40,28 @@ class CallFailed(AgentRLError):
 class RewardProcess:
     """One process. `running` counts its calls; `retiring` says that it gets no more of them."""
 
-    def __init__(
-        self, guard: asyncio.subprocess.Process, writer: asyncio.StreamWriter, facts: Json, folder: str
-    ) -> None:
+    def __init__(self, guard: asyncio.subprocess.Process, writer: asyncio.StreamWriter, facts: Json) -> None:
         self.facts = facts
         self.running = 0
         self.exclusive = False  # a plain function runs
         self.retiring = False
         self.calls = 0
         self.rss_mb = 0.0
-        self._guard, self._writer, self._folder = guard, writer, folder
+        self._guard, self._writer = guard, writer
         self._ids = itertools.count()
         self._waiting: dict[int, asyncio.Future[Json]] = {}
         self._reading: asyncio.Task[None] | None = None
 
     @classmethod
     async def start(cls, functions: Json, memory_mb: int) -> RewardProcess:
-        """Start a process, which loads the functions. Its folder for temporary files goes with it. Raises UserError
-        when a function cannot be loaded.
-        """
-        folder = tempfile.mkdtemp(prefix="agentrl-rewards-")
+        """Start a process, which loads the functions. Raises UserError when one cannot be loaded."""
         ours, its = socket.socketpair()
         try:
             command = [sys.executable, "-m", "agentrl.rollout.rewards.reward_host", str(its.fileno())]
-            env = without_secrets(os.environ) | {"TMPDIR": folder}
+            env = without_secrets(os.environ)
             guard = await children.start(command, env=env, stdout=STDERR, stderr=None, pass_fds=[its.fileno()])
         except BaseException:
             ours.close()
-            await _removed(folder)
             raise
         finally:
             its.close()
@@ -86,11 +78,10 @@ class RewardProcess:
         except BaseException as error:
             writer.close()
             await asyncio.shield(children.stop(guard, 0.0))
-            await _removed(folder)
             if isinstance(error, TimeoutError):
                 raise CallFailed(f"importing the functions took longer than {LOAD_TIMEOUT_S:g} s") from None
             raise
-        process = cls(guard, writer, loaded["ready"], folder)
+        process = cls(guard, writer, loaded["ready"])
         process._reading = asyncio.create_task(process._read(reader))
         return process
 
@@ -132,7 +123,6 @@ class RewardProcess:
         self._writer.close()
         if self._reading is not None:
             await asyncio.wait([self._reading])
-        await _removed(self._folder)
 
     async def _read(self, reader: asyncio.StreamReader) -> None:
         """Hand each reply to its call; when the connection ends, fail the calls that wait."""
@@ -151,10 +141,6 @@ class RewardProcess:
         for waiting in self._waiting.values():
             if not waiting.done():
                 waiting.set_exception(CallFailed(problem))
-
-
-async def _removed(folder: str) -> None:
-    await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
 
 
 async def _line(reader: asyncio.StreamReader) -> bytes:
