@@ -3,6 +3,7 @@
     python benchmarks/tasks.py --out benchmarks/results/tasks.json
 
 - stored: tasks a second, over the whole life of the process, its start included.
+- stored_per_cpu_s: tasks per second of CPU that the process used, which other programs on the machine affect less.
 - first_group: seconds from the start of the process until a group got its task, while the rest is being stored.
 - peak_memory: of the process, with all rows and with a tenth of them. Flat memory: the ratio is about 1.
 - after_kill_9: the process is killed twice while it stores tasks. Then the same command ends the work. The figure is
@@ -59,6 +60,7 @@ class Made:
     wall_s: float
     first_group_s: float
     peak_mb: float
+    cpu_s: float
 
 
 def main() -> None:
@@ -73,7 +75,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="agentrl-tasks-") as folder:
         file = Path(folder) / "tasks.parquet"
         write_rows(file, options.rows)
-        report.notes |= {"rows": options.rows, "file_mb": file.stat().st_size / 1e6}
+        report.notes |= {"rows": options.rows, "file_mb": file.stat().st_size / 1e6, "load_before": os.getloadavg()[0]}
         orders = {}
         for backend in options.databases.split(","):
             whole, tenth = [], []
@@ -84,6 +86,7 @@ def main() -> None:
                 with fresh(backend) as database:
                     tenth.append(create(database, file, Path(folder), limit=options.rows // 10))
             report.add(f"{backend}/stored", [options.rows / made.wall_s for made in whole], "tasks/s")
+            report.add(f"{backend}/stored_per_cpu_s", [options.rows / made.cpu_s for made in whole], "tasks/s")
             report.add(f"{backend}/first_group", [made.first_group_s for made in whole], "s")
             report.add(f"{backend}/peak_memory/tenth", [made.peak_mb for made in tenth], "MB")
             report.add(f"{backend}/peak_memory", [made.peak_mb for made in whole], "MB", f"{backend}/peak_memory/tenth")
@@ -97,6 +100,7 @@ def main() -> None:
         if len(orders) > 1:
             first, *others = orders.values()
             report.notes["databases_agree"] = all((first == other).all() for other in others)
+    report.notes["load_after"] = os.getloadavg()[0]
     harness.finish(report, options.out)
 
 
@@ -135,7 +139,7 @@ def create(database: Database, file: Path, folder: Path, limit: int | None = Non
     wall_s = time.monotonic() - began
     process.returncode = os.waitstatus_to_exitcode(status)
     assert process.returncode == 0, f"run create ended with {process.returncode}"
-    return Made(wall_s, first_group_s, used.ru_maxrss / 1024)
+    return Made(wall_s, first_group_s, used.ru_maxrss / 1024, used.ru_utime + used.ru_stime)
 
 
 def interrupted(database: Database, file: Path, folder: Path, share: float, rows: int) -> int:

@@ -27,6 +27,8 @@ class Skip:
 Reader = Callable[[Path, str, Skip], Numbered]
 """Reads a file, which errors call by a name; yields the rows with their numbers."""
 MAX_LINE_BYTES = 4 * 1024 * 1024
+BUFFER_BYTES = 1024 * 1024
+"""Bytes of a column that are read at a time. Memory-mapped files would count as memory of the process."""
 TOGETHER = 1024
 """Rows of a Parquet file that are decoded together."""
 
@@ -74,7 +76,7 @@ def parquet_rows(path: Path, name: str, skip: Skip) -> Numbered:
     """The rows of a Parquet file. Whole row groups are skipped without being read."""
     pa, parquet = _pyarrow(name)
     try:
-        with parquet.ParquetFile(path, memory_map=True, pre_buffer=False) as file:
+        with parquet.ParquetFile(path, pre_buffer=False, buffer_size=BUFFER_BYTES) as file:
             sizes = [file.metadata.row_group(group).num_rows for group in range(file.metadata.num_row_groups)]
             first = group = 0
             while group < len(sizes) and sizes[group] <= skip.left:
@@ -90,7 +92,7 @@ def arrow_rows(path: Path, name: str, skip: Skip) -> Numbered:
     """The rows of an Arrow stream, as `datasets.save_to_disk` writes it."""
     pa, _ = _pyarrow(name)
     try:
-        with pa.memory_map(str(path)) as source, pa.ipc.open_stream(source) as stream:
+        with pa.OSFile(str(path)) as source, pa.ipc.open_stream(source) as stream:
             yield from _batch_rows(stream, 0, skip)
     except pa.ArrowException as error:
         raise UserError(f"{name} cannot be read as Arrow: {' '.join(str(error).split())}") from error

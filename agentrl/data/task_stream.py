@@ -24,8 +24,8 @@ from agentrl.domain.schemas import Json
 from agentrl.errors import UserError
 from agentrl.user_code import load_object
 
-BATCH_ROWS = 4096
-BATCH_BYTES = 4 * 1024 * 1024
+BATCH_ROWS = 8192
+BATCH_BYTES = 8 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)

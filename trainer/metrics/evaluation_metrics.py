@@ -57,11 +57,15 @@ class EvaluationReports:
 
 
 def metrics(evaluation: Evaluation) -> Metrics:
-    """`evaluation/SETTING/FIGURE`, without the bounds of intervals that are unknown."""
-    results = {name: result.as_json() for name, result in evaluation.settings.items()}
-    return {
-        f"evaluation/{name}/{figure}": float(result[figure])
-        for name, result in results.items()
-        for figure in FIGURES
-        if result[figure] is not None
-    }
+    """`evaluation/SETTING/FIGURE` and `evaluation/SETTING/SOURCE/FIGURE`, without the bounds of intervals that are
+    unknown. `pass@K` and `best@K` are figures of several samples.
+    """
+    found: Metrics = {}
+    for name, result in evaluation.settings.items():
+        whole = result.as_json()
+        for prefix, of in {name: whole, **{f"{name}/{s}": r for s, r in whole.get("sources", {}).items()}}.items():
+            figures = {figure: of[figure] for figure in FIGURES if of[figure] is not None}
+            for kind in ("pass", "best"):
+                figures |= {f"{kind}@{k}": value for k, value in of.get("samples", {}).get(kind, {}).items()}
+            found |= {f"evaluation/{prefix}/{figure}": float(value) for figure, value in figures.items()}
+    return found

@@ -14,12 +14,12 @@ from collections.abc import Callable, Iterator, Set
 from sqlalchemy import Connection, func, select
 
 from agentrl.domain.schemas import InteractionStatus, Json, StepState
-from agentrl.store import events, runs
+from agentrl.store import events, runs, task_rows
 from agentrl.store.audit import group_audit, group_rows, lineage_audit
 from agentrl.store.audit.lineage_audit import Lineage
 from agentrl.store.audit.trajectory_checks import StepTotals
 from agentrl.store.db import codec
-from agentrl.store.tables import contents, groups, interactions, step_trajectories, steps, trajectories
+from agentrl.store.tables import contents, groups, interactions, step_trajectories, steps, tasks, trajectories
 
 PAGE_GROUPS = 32
 REMEMBERED_CONTENTS = 10_000
@@ -50,6 +50,7 @@ def scan(conn: Connection, run_id: str, progress: Progress = lambda done, total:
     yield from _steps(lineage, totals)
     yield from _counters(lineage, states)
     yield from _foreign_rows(conn, run_id)
+    yield from _task_sources(conn, run_id)
 
 
 def _page(conn: Connection, run_id: str, after: str) -> list[str]:
@@ -108,6 +109,21 @@ def _foreign_rows(conn: Connection, run_id: str) -> Iterator[str]:
     )
     for step_id, trajectory_id in rows:
         yield f"step_trajectories {step_id} {trajectory_id}: the trajectory is not of the step's run"
+
+
+def _task_sources(conn: Connection, run_id: str) -> Iterator[str]:
+    """A source has as many tasks as it says, without gaps."""
+    sources = task_rows.sources(conn, run_id)
+    if not sources:
+        return
+    place = tasks.c.position % len(sources)
+    counted = select(place, func.count(), func.max(tasks.c.position)).where(tasks.c.run_id == run_id).group_by(place)
+    found = {number: (count, last) for number, count, last in conn.execute(counted)}
+    for source in sources:
+        count, last = found.get(source.source, (0, None))
+        end = None if source.stored == 0 else (source.stored - 1) * len(sources) + source.source
+        if (count, last) != (source.stored, end):
+            yield f"task_sources {run_id} {source.name}: {source.stored} tasks are recorded, {count} are stored"
 
 
 def _contents(conn: Connection, hashes: Set[str]) -> Iterator[str]:

@@ -9,6 +9,7 @@ from run_records import create_run
 
 from agentrl.errors import RequestError
 from agentrl.store import Database, runs, task_rows
+from agentrl.store.audit import run_audit
 from agentrl.store.task_rows import NewSource
 
 
@@ -96,3 +97,18 @@ def test_a_run_from_before_sources_keeps_its_order(db: Database) -> None:
         run_id = create_run(conn, task_data=[{"source": 0, "n": n} for n in range(5)])
         conn.exec_driver_sql("UPDATE task_sources SET block = 0")
     assert [n for _, n in visited(db, run_id, range(10))] == [1, 0, 2, 3, 4, 1, 2, 0, 3, 4]
+
+
+def test_an_audit_finds_a_task_that_is_missing(db: Database) -> None:
+    run_id = run_with(db, NewSource(name="a"), NewSource(name="b"))
+    for source in (0, 1):
+        add(db, run_id, source, range(3), before=0, complete=True)
+    assert audited(db, run_id) == []
+    with db.write() as conn:
+        conn.exec_driver_sql("DELETE FROM tasks WHERE position = 3")
+    assert audited(db, run_id) == [f"task_sources {run_id} b: 3 tasks are recorded, 2 are stored"]
+
+
+def audited(db: Database, run_id: str) -> list[str]:
+    with db.read() as conn:
+        return list(run_audit.scan(conn, run_id))
