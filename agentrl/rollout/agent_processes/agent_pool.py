@@ -72,6 +72,8 @@ class AgentPool:
 
     async def _reserve(self, group_id: str) -> AgentProcess:
         async with self._changed:
+            for dead in [one for one in self._processes if one.retiring and not one.running]:
+                self._discard(dead)
             while self._waits_for_its_group(group_id) or (
                 (process := self._choice(group_id)) is None and not self._may_start()
             ):
@@ -122,12 +124,16 @@ class AgentPool:
             del self._episodes[group_id], self._groups[group_id]
         process.retiring |= process.rss_mb > self._config.rollout.process_memory_mb
         if process.retiring and not process.running and process in self._processes:
-            self._processes.remove(process)
-            ending = asyncio.create_task(process.stop())
-            self._ending.add(ending)
-            ending.add_done_callback(self._ending.discard)
+            self._discard(process)
         async with self._changed:
             self._changed.notify_all()
+
+    def _discard(self, process: AgentProcess) -> None:
+        """Forget a process, and end it."""
+        self._processes.remove(process)
+        ending = asyncio.create_task(process.stop())
+        self._ending.add(ending)
+        ending.add_done_callback(self._ending.discard)
 
 
 @asynccontextmanager

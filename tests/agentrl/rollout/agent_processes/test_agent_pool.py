@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
@@ -125,6 +126,15 @@ async def test_a_crash_fails_the_episodes_of_its_process_alone_and_is_replaced()
         with pytest.raises(AgentFailed, match="signal 11"):
             await waiting
         assert await pid(pool) != before
+
+
+async def test_processes_that_die_while_idle_are_replaced() -> None:
+    async with pool_of(1) as pool:
+        for _ in range(4):  # more often than there may be processes
+            idle = await pid(pool)
+            os.kill(idle, signal.SIGKILL)
+            await until(lambda: all(process.retiring for process in pool._processes))
+        assert len(pool._processes) == 1
 
 
 async def test_a_blocked_process_gets_no_new_episodes(
