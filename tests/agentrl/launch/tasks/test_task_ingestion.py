@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import random
 import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import partialmethod
 from pathlib import Path
 from typing import Any
 
@@ -194,3 +196,28 @@ def test_epochs_become_steps_when_all_tasks_are_stored(folder: Path, database_ur
 def test_epochs_need_tasks() -> None:
     with pytest.raises(ConfigError, match="epochs: needs `tasks`"):
         parse_config({"name": "r", "model": "tiny", "epochs": 1})
+
+
+async def test_the_rest_is_stored_beside_the_run_and_a_cancelled_one_later(
+    folder: Path, database_url: str, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = config_of(folder, database_url, tasks=f"{folder}/a.jsonl", model=str(tiny_model))
+    monkeypatch.setattr(task_rows.NewSource, "__init__", partialmethod(task_rows.NewSource.__init__, block=150))
+    database = Database(database_url)
+    run_id, _ = await asyncio.to_thread(open_run, database, config, tiny_model, "key")
+    (source,) = database.query(task_rows.sources, run_id)
+    assert (source.stored, source.block, source.complete) == (200, 150, False)  # the run may start
+    cancelled = asyncio.create_task(task_ingestion.follow(database, run_id, config, print))
+    await asyncio.sleep(0)
+    cancelled.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await cancelled
+    notes: list[str] = []
+    await task_ingestion.follow(database, run_id, config, notes.append)
+    (source,) = database.query(task_rows.sources, run_id)
+    assert (source.stored, source.complete) == (ROWS, True)
+    assert notes[-1].startswith(f"all {ROWS:,} tasks are stored")
+    before = list(notes)
+    await task_ingestion.follow(database, run_id, config, notes.append)
+    assert notes == before
+    database.close()
