@@ -96,6 +96,21 @@ Overlong shaping reduces the return of an episode by the number n of sampled tok
 L − B, by `p (n − (L − B)) / B` between L − B and L, and by p from L on (`overlong_tokens` L, `overlong_buffer` B,
 `overlong_penalty` p). Recorded rewards and returns do not change.
 
+### Filters
+
+`rollout.accept: module:function` decides for each training group, when its last episode ends, whether it trains:
+
+```python
+def varied(task, rewards):
+    # train groups whose rewards differ by at least 0.2; a text is the reason that is stored
+    return max(rewards, default=0) - min(rewards, default=0) >= 0.2 or "the rewards are too close"
+```
+
+It gets the task and the summed rewards of the episodes that have one; failed and rejected episodes are left out. It returns
+whether the group trains, or the reason why not. The trajectories of such a group are `rejected` with this reason (`rejected: the
+rewards are too close`), and another group starts in its place. An exception rejects the group, with the exception as the
+reason. The function runs in a thread of the rollout worker and should take milliseconds.
+
 ## The critic
 
 With `ppo` a critic predicts the return of each state, and generalised advantage estimation compares the prediction
