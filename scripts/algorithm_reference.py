@@ -106,10 +106,10 @@ def varied(task, rewards):
     return max(rewards, default=0) - min(rewards, default=0) >= 0.2 or "the rewards are too close"
 ```
 
-It gets the task and the summed rewards of the episodes that have one; failed and rejected episodes are left out. It returns
-whether the group trains, or the reason why not. The trajectories of such a group are `rejected` with this reason (`rejected: the
-rewards are too close`), and another group starts in its place. An exception rejects the group, with the exception as the
-reason. The function runs in a thread of the rollout worker and should take milliseconds.
+It gets the task and the summed rewards of the episodes that have one; failed and rejected episodes are left out. It
+returns whether the group trains, or the reason why not. The trajectories of such a group are `rejected` with this
+reason (`rejected: the rewards are too close`), and another group starts in its place. An exception rejects the group,
+with the exception as the reason. The function runs in a thread of the rollout worker and should take milliseconds.
 
 ## The critic
 
