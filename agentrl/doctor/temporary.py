@@ -14,11 +14,11 @@ from pathlib import Path
 from agentrl.configs.run_config import RunConfig
 from agentrl.errors import EngineUnavailable
 from agentrl.files import last_lines
-from agentrl.launch import connect, create, parts
+from agentrl.launch import connect, parts, run_folder
 from agentrl.launch.part_process import keep_running
 from agentrl.launch.parts import Plan
 from agentrl.launch.views import snapshot
-from agentrl.store import Database
+from agentrl.store import Connection, Database, runs
 
 POLL_S = 0.25
 NAME = "doctor"
@@ -47,7 +47,7 @@ async def place(model: Path, on_progress: OnProgress) -> AsyncIterator[Place]:
         database = Database(plan.database_url)
         try:
             database.upgrade()
-            run_id = database.transact(create.insert, plan.config, model, plan.run_key, [{}], {})
+            run_id = database.transact(_create_run, plan)
             async with asyncio.TaskGroup() as services:
                 tasks = [
                     services.create_task(keep_running(part, max_restarts=0))
@@ -59,6 +59,20 @@ async def place(model: Path, on_progress: OnProgress) -> AsyncIterator[Place]:
                     task.cancel()
         finally:
             database.close()
+
+
+def _create_run(conn: Connection, plan: Plan) -> str:
+    """Insert the run, with one task."""
+    return runs.create(
+        conn,
+        name=NAME,
+        config=run_folder.stored(plan.config),
+        task_data=[{}],
+        base_model=str(plan.model),
+        key=plan.run_key,
+        seed=plan.config.seed,
+        steps=plan.config.steps,
+    )
 
 
 def _plan(model: Path, folder: Path) -> Plan:
