@@ -3,12 +3,27 @@
 from __future__ import annotations
 
 import socket
+import threading
+from collections.abc import Iterator
 
 import psutil
+import pytest
 import torch
 
 from agentrl.domain.schemas import Json
+from agentrl.trainer.publish import tensor_broadcast
 from agentrl.trainer.publish.tensor_broadcast import broadcast
+
+
+@pytest.fixture(autouse=True)
+def ended_senders(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Each test waits for its senders, which print that no engine has joined."""
+    monkeypatch.setattr(tensor_broadcast, "JOIN_TIMEOUT_S", 0.5)
+    yield
+    for thread in threading.enumerate():
+        if thread.name == "weights-sender":
+            thread.join(60)
+            assert not thread.is_alive()
 
 
 def test_an_absent_member_does_not_block_the_sender() -> None:

@@ -138,6 +138,14 @@ class Job:
         """The processes of the script's session that live."""
         return [process for process in psutil.process_iter() if self._owns(process)]
 
+    def orphans(self) -> list[psutil.Process]:
+        """The steps of sessions of their own, which live on when the script was killed."""
+        return [
+            process
+            for process in psutil.process_iter(["cmdline"])
+            if process.pid != os.getpid() and any(str(self.home) in word for word in process.info["cmdline"] or ())
+        ]
+
     def _owns(self, process: psutil.Process) -> bool:
         try:
             return os.getsid(process.pid) == self.process.pid and process.status() != psutil.STATUS_ZOMBIE
@@ -186,7 +194,7 @@ def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Job]:
         yield started
     finally:
         started.set_hosts()
-        for left in started.processes():  # also after the script has ended
+        for left in [*started.processes(), *started.orphans()]:  # also after the script has ended
             with contextlib.suppress(psutil.NoSuchProcess):
                 left.kill()
         process.wait()
