@@ -36,7 +36,9 @@ SCHEMA = """
         WHERE c.relnamespace = 'public'::regnamespace
         UNION ALL SELECT conname || pg_get_constraintdef(oid) FROM pg_constraint
         WHERE connamespace = 'public'::regnamespace
-        UNION ALL SELECT tgname FROM pg_trigger WHERE NOT tgisinternal
+        UNION ALL SELECT concat_ws(' ', c.relname, i.indisvalid, i.indisready)
+        FROM pg_index i JOIN pg_class c ON c.oid = i.indexrelid WHERE c.relnamespace = 'public'::regnamespace
+        UNION ALL SELECT concat_ws(' ', tgname, tgenabled) FROM pg_trigger WHERE NOT tgisinternal
         UNION ALL SELECT proname FROM pg_proc WHERE pronamespace = 'public'::regnamespace
         UNION ALL SELECT version_num FROM alembic_version
     ) AS items"""

@@ -64,6 +64,7 @@ def test_a_setting_that_one_test_made_is_gone_for_the_next(lender: Databases) ->
         "ALTER TABLE runs ALTER COLUMN name DROP NOT NULL",
         "DROP VIEW lineage",
         "UPDATE alembic_version SET version_num = 'other'",
+        "UPDATE pg_index SET indisvalid = false WHERE indexrelid = 'pk_runs'::regclass",
     ],
 )
 def test_a_database_of_another_schema_is_not_lent_again(lender: Databases, change: str) -> None:
@@ -83,4 +84,6 @@ def schema(url: str) -> list[tuple[object, ...]]:
         )
         indexes = "SELECT tablename, indexname, '' FROM pg_indexes WHERE schemaname = 'public'"
         revision = "SELECT 'revision', version_num, '' FROM alembic_version"
-        return conn.execute(f"{columns} UNION ALL {indexes} UNION ALL {revision} ORDER BY 1, 2").fetchall()
+        invalid = "SELECT 'invalid', indexrelid::regclass::text, '' FROM pg_index WHERE NOT indisvalid"
+        parts = (columns, indexes, revision, invalid)
+        return conn.execute(f"{' UNION ALL '.join(parts)} ORDER BY 1, 2").fetchall()
