@@ -60,18 +60,17 @@ async def play(
     result = Result()
     extra |= {"group_id": session.get("group_id") or session_id}
     error: str | None = None
+    limit: asyncio.Timeout | None = None  # None until the agent has a place
     try:
         try:
             async with _placed(agent, extra["group_id"]) as placed:
                 async with asyncio.timeout(timeout_s) as limit:
                     of_session = http.extra(session["base_url"], session["api_key"])
                     result = result_of(await placed.run(data, **of_session, **extra))
-        except TimeoutError as problem:
-            error = f"the agent ran longer than {timeout_s:g} s" if limit.expired() else error_text(problem)
-        except AgentFailed as problem:
-            error = str(problem)
         except Exception as problem:  # noqa: BLE001 - an agent is foreign code: whatever it raises fails its session only
-            error = error_text(problem)
+            error = str(problem) if isinstance(problem, AgentFailed) else error_text(problem)
+            if limit is not None and limit.expired():
+                error = f"the agent ran longer than {timeout_s:g} s"
         try:
             await _send(client, session_id, result.rewards)
         except RequestError as refused:
