@@ -114,7 +114,7 @@ class Databases:
             drop.result()
 
     def _empty(self, url: str) -> str | None:
-        """Rename a PostgreSQL database, whoever is still connected to it, and delete its rows; returns its new URL.
+        """Close the connections of a PostgreSQL database, rename it and delete its rows; returns its new URL.
         Drops it and returns None if it is large or its schema is no longer the template's.
         """
         new = make_url(url).set(database=self._name()).render_as_string(hide_password=False)

@@ -1,4 +1,4 @@
-"""What the agent of a session lets train: everything, nothing (with the reason), or some tokens of some calls.
+"""Which tokens of a session train, as its agent decides: all, none (with the reason), or some tokens of some calls.
 
 end of session ── {"reject": "too easy"}                  ──► its trajectories are rejected with the reason
                └─ {"trained_tokens": {call: [[0, 12]]}}   ──► only these output tokens enter the loss

@@ -53,7 +53,7 @@ class RewardPool:
         return len(self._processes)
 
     async def facts(self) -> Json:
-        """What is known about each loaded function: `is_async`, `batched`, `wants_ids`. Raises UserError."""
+        """The facts about each loaded function: `is_async`, `batched`, `wants_ids`. Raises UserError."""
         async with self._first:
             if self._facts is None:
                 await self._release(await self._acquire(None))
