@@ -7,11 +7,20 @@ help:  ## Show the targets
 setup:  ## Make .venv ready: shared environment, this checkout installed into it
 	@sh scripts/setup
 
+setup-gyms: setup  ## Add reasoning-gym, TextArena and Gymnasium to .venv (needs a C compiler)
+	@sh scripts/setup-gyms
+
+setup-environments:  ## Make .venv-verifiers, -openenv, -inspect and -harbor ready: environments with a Python of their own
+	@sh scripts/setup-environments
+
 setup-agents:  ## Make .venv-agents ready: the SDKs and agent frameworks that tests run against the proxy
 	@sh scripts/setup-agents
 
 setup-coders:  ## Make .venv-coders ready: Claude Code, Codex and other coding agents for `make test-coders` (needs npm)
 	@sh scripts/setup-coders
+
+setup-servers:  ## Make .venv-servers ready: MCP servers from npm for long tests (needs npm)
+	@sh scripts/setup-servers
 
 setup-peers:  ## Make .venv-peers ready: the gateways that benchmarks/proxy.py measures the proxy against
 	@sh scripts/setup-peers
@@ -71,6 +80,7 @@ bench: setup setup-peers setup-trl  ## Measure store, proxy, trainer, publishing
 	@$(PY) benchmarks/wire.py --out benchmarks/results/wire.json
 	@$(PY) benchmarks/trainer.py --out benchmarks/results/trainer.json
 	@$(PY) benchmarks/publish.py --out benchmarks/results/publish.json
+	@$(PY) benchmarks/bad_agents.py --out benchmarks/results/bad_agents.json
 	@$(PY) benchmarks/asynchrony.py --out benchmarks/results/asynchrony.json
 	@$(PY) benchmarks/hostile.py --out benchmarks/results/hostile.json
 	@$(PY) scripts/benchmark_tables.py > docs/benchmarks.md
@@ -86,4 +96,4 @@ kill-proxy: setup  ## kill -9 to the proxy's workers under load, on both databas
 mutants: setup setup-mutants  ## Change the pure modules in small ways; count the changes that no test notices (an hour; GROUPS="credit forks" for some)
 	@$(PY) scripts/mutants.py $(GROUPS)
 
-.PHONY: help setup setup-agents setup-coders setup-peers setup-trl setup-docs setup-lint setup-mutants demo demo-quick test test-long test-thorough coverage test-coders lint docs bench crash kill-proxy mutants
+.PHONY: help setup setup-gyms setup-environments setup-agents setup-coders setup-servers setup-peers setup-trl setup-docs setup-lint setup-mutants demo demo-quick test test-long test-thorough coverage test-coders lint docs bench crash kill-proxy mutants

@@ -19,7 +19,11 @@ if TYPE_CHECKING:
     from agentrl.errors import AgentRLError, ConfigError, RequestError, UserError
     from agentrl.rollout.agent import Agent
     from agentrl.rollout.score import Result, Reward
+    from agentrl.rollout.tools.function_tool import tool
+    from agentrl.rollout.tools.tool_loop import ToolLoop
+    from agentrl.rollout.tools.tool_result import ToolBroken, ToolContext, ToolError, ToolResult
     from agentrl.rollout.workflows.rollout_workflow import RolloutWorkflow
+    from agentrl.training import training
 
 __all__ = [
     "Agent",
@@ -34,9 +38,16 @@ __all__ = [
     "RolloutWorkflow",
     "RunConfig",
     "Session",
+    "ToolBroken",
+    "ToolContext",
+    "ToolError",
+    "ToolLoop",
+    "ToolResult",
     "UserError",
     "__version__",
     "load_config",
+    "tool",
+    "training",
 ]
 
 _MODULES = {
@@ -52,8 +63,15 @@ _MODULES = {
     "RolloutWorkflow": "agentrl.rollout.workflows.rollout_workflow",
     "RunConfig": "agentrl.configs.run_config",
     "Session": "agentrl.client",
+    "ToolBroken": "agentrl.rollout.tools.tool_result",
+    "ToolContext": "agentrl.rollout.tools.tool_result",
+    "ToolError": "agentrl.rollout.tools.tool_result",
+    "ToolLoop": "agentrl.rollout.tools.tool_loop",
+    "ToolResult": "agentrl.rollout.tools.tool_result",
     "UserError": "agentrl.errors",
     "load_config": "agentrl.configs.config_files",
+    "tool": "agentrl.rollout.tools.function_tool",
+    "training": "agentrl.training",
 }
 """Where each public name is defined."""
 

@@ -128,7 +128,9 @@ def root_cause(error: BaseException) -> BaseException:
 
 
 def did_you_mean(name: str, choices: Iterable[str]) -> str:
-    """Return `; did you mean 'x'?` for the nearest choice, else the list of choices."""
+    """Return `; did you mean 'x'?` for the nearest choice, else the list of choices; nothing if there are none."""
     options = sorted(str(choice) for choice in choices)  # str: the value of an enum member
     near = difflib.get_close_matches(name, options, n=1, cutoff=0.6)
-    return f"; did you mean {near[0]!r}?" if near else f"; choose from {', '.join(options)}"
+    if near:
+        return f"; did you mean {near[0]!r}?"
+    return f"; choose from {', '.join(options)}" if options else ""

@@ -204,6 +204,8 @@ def _algorithm(conn: Connection, step: Row[Any]) -> Algorithm:
     if algorithm.needs_critic or (algorithm.needs_reference and algorithm.kl == "reward"):
         model = "critic" if algorithm.needs_critic else "reference policy"
         raise UserError(f"step {step.step} was trained with a {model}, whose outputs are not in the store")
+    if algorithm.advantage is not None:
+        raise UserError(f"step {step.step} was trained with the advantages of {algorithm.advantage}, not of a preset")
     return algorithm
 
 

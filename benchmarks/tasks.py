@@ -119,7 +119,7 @@ def write_rows(file: Path, rows: int) -> None:
 def start(database: Database, file: Path, folder: Path, limit: int | None) -> subprocess.Popen[str]:
     """`agentrl run create` of a run whose tasks are the file's."""
     config = folder / "run.yaml"
-    source = {"path": str(file), "columns": {"question": "prompt"}} | ({"limit": limit} if limit else {})
+    source = {"path": str(file), "columns": {"question": "prompt"}, "ahead": None} | ({"limit": limit} if limit else {})
     run = {"name": "r", "model": "tiny", "steps": 0, "tasks": source, "runs_dir": str(folder / new_id())}
     config.write_text(json.dumps(run | {"database_url": database.url}))
     command = [sys.executable, "-m", "agentrl", "run", "create", str(config)]

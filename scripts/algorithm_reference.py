@@ -147,7 +147,50 @@ are in memory once.
 The outputs of a critic or a reference are not stored. `agentrl replay` therefore checks the batches of such runs, but
 cannot compute their advantages under another credit (with `kl: loss` it can)."""
 
-TAIL = """## Adding an algorithm
+TAIL = """## Functions of your own
+
+`trainer.algorithm.loss: module:function` computes the policy's loss in place of all parts of the loss:
+
+```python
+from agentrl.trainer.algorithms.aggregation import Totals
+from agentrl.trainer.algorithms.losses import LossTokens
+
+
+def reinforce(tokens: LossTokens, totals: Totals, algorithm):
+    loss = -(tokens.advantages_S * tokens.logprobs_S).sum() / totals.tokens
+    return loss, {"surprise": -tokens.logprobs_S.detach().sum()}
+```
+
+It gets the loss tokens of one microbatch; a step has many of them, on all ranks, and their gradients are added. It
+returns one of two:
+
+- the losses of the tokens, a tensor of their length: `aggregation` reduces them as it does the built-in loss.
+- a scalar, this microbatch's share of the loss of the whole minibatch: a sum divided by `totals.tokens` or
+  `totals.sequences`, which count the loss tokens and trajectories of the minibatch over all microbatches and ranks. A
+  mean over the tokens at hand would weigh tokens by how the batch happens to be cut.
+
+It may return metrics too, as sums over the tokens at hand; the step's metric `loss/NAME` is their total divided by
+all loss tokens. `tokens.reference_S` is there with a `kl_coef` above 0; KL and entropy are the function's own to add.
+Groups without any advantage take no part in the gradient unless `kl_coef`, `entropy_coef` or `m2_threshold` is set;
+they count in `totals`. `agentrl.trainer.algorithms.losses.token_losses` computes the built-in losses of tokens.
+
+`trainer.algorithm.advantage: module:function` gets the trajectories of the whole batch, with their token ids, turns
+and returns, and the algorithm. It returns for each trajectory its advantages: one for each turn, or one for each
+token:
+
+```python
+def above_half(trajectories, algorithm):
+    return [trajectory.turn_returns - 0.5 for trajectory in trajectories]
+```
+
+It is called once for a step, on rank 0. `dynamic_sampling` still drops groups with equal returns before it;
+`estimator: gae` and `kl: reward` are refused.
+
+Both are loaded and checked before a run starts. The event `code` records the SHA-256 of the source of every function,
+agent and reward of a run: of the whole package that its module lies in, else of the module's file. A run that is
+resumed with another source says so, goes on with it, and records it.
+
+## Adding an algorithm
 
 A new combination of parts is one entry in `agentrl/configs/presets.py`. Add its formula to
 `tests/trainer/algorithms/test_presets.py`, which compares loss and gradient with it.

@@ -3,8 +3,10 @@
     ~/.cache/agentrl/envs/KEY/    a venv with every pin of a lock file; KEY is a hash of lock, Python, machine
     .venv/                        requirements/cpu.lock: a light venv, a .pth file that adds the shared packages,
                                   agentrl itself editable
+                                  requirements/gyms.lock: one more .pth file, for libraries that not everybody needs
     .venv-agents, -docs, ...      requirements/agents.lock, ...: links, as nothing of ours is installed there
     .venv-coders                  requirements/coders.lock, and the npm packages of requirements/coders: a link too
+    .venv-servers                 the npm packages of requirements/servers alone: a link too
 
 pip does this, since uv is not on every machine, gives each checkout files of its own, and installs no npm packages.
 A shared environment counts only with its stamp file, which is written last; without it, it is built anew.
@@ -31,15 +33,23 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 LOCKS = {
     "main": ROOT / "requirements" / "cpu.lock",
+    "gyms": ROOT / "requirements" / "gyms.lock",
     "agents": ROOT / "requirements" / "agents.lock",
+    "verifiers": ROOT / "requirements" / "verifiers.lock",
+    "openenv": ROOT / "requirements" / "openenv.lock",
+    "inspect": ROOT / "requirements" / "inspect.lock",
+    "harbor": ROOT / "requirements" / "harbor.lock",
     "peers": ROOT / "requirements" / "peers.lock",
     "trl": ROOT / "requirements" / "trl.lock",
     "mutants": ROOT / "requirements" / "mutants.lock",
     "coders": ROOT / "requirements" / "coders.lock",
+    "servers": ROOT / "requirements" / "servers.lock",
     "docs": ROOT / "requirements" / "docs.lock",
     "lint": ROOT / "requirements" / "lint.lock",
 }
-NPM_FOLDERS = {"coders": ROOT / "requirements" / "coders"}
+ADDED = {"gyms"}
+"""Environments whose packages are added to those of .venv."""
+NPM_FOLDERS = {"coders": ROOT / "requirements" / "coders", "servers": ROOT / "requirements" / "servers"}
 """Environments that hold npm packages too: their package.json and package-lock.json."""
 PYTHON: str = getattr(sys, "_base_executable", sys.executable)  # not the Python of an active venv
 CACHE = Path(os.environ.get("AGENTRL_CACHE") or Path.home() / ".cache" / "agentrl")
@@ -60,12 +70,15 @@ def main() -> int:
         with locked(CACHE / "envs" / ".lock") as lock:
             if not (shared / STAMP).exists():
                 build_shared(shared, read_pins(LOCKS[name].read_text()), lock, npm)
-        linked = link_checkout(shared) if name == "main" else link(ROOT / f".venv-{name}", shared)
+        if name in ADDED:
+            linked = add_packages(name, shared)
+        else:
+            linked = link_checkout(shared) if name == "main" else link(ROOT / f".venv-{name}", shared)
     except SetupError as error:
         print(f"setup: {error}", file=sys.stderr)
         return 1
     if linked:
-        ready = ".venv/bin/agentrl --help" if name == "main" else f".venv-{name}/bin/python"
+        ready = ".venv/bin/agentrl --help" if name in ("main", *ADDED) else f".venv-{name}/bin/python"
         print(f"setup: ready in {time.monotonic() - started:.0f} s ({ready})")
     return 0
 
@@ -120,7 +133,7 @@ def build_shared(shared: Path, pins: list[str], lock: int, npm: Path | None = No
         calls.append([chosen, *options])
     with tempfile.TemporaryDirectory() as folder:
         others = [pin for pin in pins if pin not in torch]
-        for number in range(PIPS):
+        for number in range(min(PIPS, len(others))):
             file = Path(folder, f"{number}.txt")
             file.write_text("\n".join(others[number::PIPS]))
             calls.append(["--require-hashes", "--requirement", str(file)])
@@ -210,7 +223,9 @@ def install_npm(folder: Path, shared: Path, lock: int) -> None:
     for name in ("package.json", "package-lock.json"):
         shutil.copy(folder / name, packages / name)
     run(["npm", "ci", "--ignore-scripts", "--no-audit", "--no-fund", "--prefix", str(packages)], lock)
-    run(["node", str(packages / "node_modules" / "@anthropic-ai" / "claude-code" / "install.cjs")])
+    claude = packages / "node_modules" / "@anthropic-ai" / "claude-code" / "install.cjs"
+    if claude.exists():
+        run(["node", str(claude)])
     for command in sorted((packages / "node_modules" / ".bin").iterdir()):
         (shared / "bin" / command.name).symlink_to(command)
 
@@ -265,15 +280,29 @@ def link_checkout(shared: Path) -> bool:
         return False
     with locked(CACHE / "envs" / f".{hashlib.sha256(str(venv).encode()).hexdigest()[:12]}.lock"):
         run([PYTHON, "-m", "venv", "--without-pip", str(venv)])
-        site_packages = next((venv / "lib").glob("python*/site-packages"))
-        shared_packages = next((shared / "lib").glob("python*/site-packages"))
-        pth = site_packages / "agentrl_shared_env.pth"
-        staging = pth.with_suffix(".new")
-        staging.write_text(f"{shared_packages}\n")
-        staging.replace(pth)
+        point("agentrl_shared_env.pth", shared)
         pip = [str(venv / "bin" / "python"), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
         run([*pip, "--no-deps", "--no-build-isolation", "--no-index", "--editable", str(ROOT)])
         stamp.write_text(state)
+    return True
+
+
+def add_packages(name: str, shared: Path) -> bool:
+    """Add the packages of a shared environment to those of `.venv`; False if that was done before."""
+    if not (ROOT / ".venv" / "bin" / "agentrl").exists():
+        raise SetupError("run `make setup` first")
+    return point(f"agentrl_shared_env_{name}.pth", shared)  # read behind agentrl_shared_env.pth, whose versions count
+
+
+def point(pth_name: str, shared: Path) -> bool:
+    """Let a .pth file of `.venv` name the packages of a shared environment; False if it did before."""
+    pth = next((ROOT / ".venv" / "lib").glob("python*/site-packages")) / pth_name
+    line = f"{next((shared / 'lib').glob('python*/site-packages'))}\n"
+    if pth.exists() and pth.read_text() == line:
+        return False
+    staging = pth.with_suffix(f".{os.getpid()}.new")
+    staging.write_text(line)
+    staging.replace(pth)
     return True
 
 

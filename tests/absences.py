@@ -17,6 +17,7 @@ DELIBERATE = {
     "TRL cannot be imported": "an environment of its own, for measurements alone (make setup-trl)",
     "this PyTorch has no oneDNN": "a matter of the processor",
     "Slurm's daemons": "need packages of the system and root (docs/slurm.md)",
+    "no Chromium that starts": "a package of the system, which scripts/chromium installs where it may",
     "no isolation by bubblewrap": "a package of the system; the other isolation is tested everywhere",
     "no isolation by landlock": "a matter of the kernel",
     "mounting a small file system is not permitted": "needs the right to mount",

@@ -50,7 +50,7 @@ CHAT: dict[str, tuple[Any, Any]] = {
     "top_logprobs": (0, 21),
     "top_p": (0.5, 2),
     "user": ("u", 1),
-    "verbosity": ("medium", "low"),
+    "verbosity": ("low", "brief"),
     "web_search_options": (None, {}),
 }
 COMPLETIONS: dict[str, tuple[Any, Any]] = {
@@ -101,7 +101,7 @@ RESPONSES: dict[str, tuple[Any, Any]] = {
     "stream": (True, "yes"),
     "stream_options": ({"include_obfuscation": False}, {"include_usage": True}),
     "temperature": (0.5, 3),
-    "text": ({"format": TEXT, "verbosity": "medium"}, {"verbosity": "low"}),
+    "text": ({"format": TEXT, "verbosity": "low"}, {"verbosity": "brief"}),
     "tool_choice": ("auto", "sometimes"),
     "tools": ([FLAT, {"type": "web_search"}], [{"type": "custom", "name": "x"}]),
     "top_logprobs": (0, 21),

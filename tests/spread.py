@@ -21,6 +21,7 @@ SHARED = {
         "tests/e2e/test_placed_run.py",
         "tests/e2e/test_publish.py",
         "tests/frameworks/",
+        "tests/proxy/test_areal_workflows.py::test_real_sglang",
     ),
     ADAPTER_ENGINE: ("tests/agentrl/engine/test_adapters.py", "tests/e2e/test_adapters.py"),
 }

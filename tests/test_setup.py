@@ -86,6 +86,25 @@ def test_a_link_is_made_once_and_moves_with_its_environment(environment: ModuleT
     assert path.readlink() == second
 
 
+def test_packages_are_added_behind_those_of_the_shared_environment(
+    environment: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(environment, "ROOT", tmp_path)
+    with pytest.raises(environment.SetupError, match="run `make setup` first"):
+        environment.add_packages("gyms", tmp_path / "gyms")
+    site_packages = tmp_path / ".venv" / "lib" / "python3.11" / "site-packages"
+    site_packages.mkdir(parents=True)
+    (tmp_path / ".venv" / "bin").mkdir()
+    (tmp_path / ".venv" / "bin" / "agentrl").touch()
+    for name in ("shared", "gyms"):
+        (tmp_path / name / "lib" / "python3.11" / "site-packages").mkdir(parents=True)
+    assert environment.point("agentrl_shared_env.pth", tmp_path / "shared")
+    assert environment.add_packages("gyms", tmp_path / "gyms")
+    assert not environment.add_packages("gyms", tmp_path / "gyms")
+    lines = [path.read_text().split("/")[-4] for path in sorted(site_packages.glob("*.pth"))]
+    assert lines == ["shared", "gyms"]
+
+
 def test_a_folder_in_the_place_of_the_link_is_left_alone(environment: ModuleType, tmp_path: Path) -> None:
     (tmp_path / ".venv-agents").mkdir()
     with pytest.raises(environment.SetupError, match="remove it"):

@@ -17,6 +17,7 @@ from agentrl.trainer.algorithms.corrections import interpolated_proximal
 from agentrl.trainer.algorithms.gae import value_losses
 from agentrl.trainer.algorithms.losses import LossTokens, policy_loss
 from agentrl.trainer.algorithms.packed_rows import Rows
+from agentrl.trainer.algorithms.user_functions import LossFunction, user_loss
 from agentrl.trainer.metrics.step_stats import StepStats
 from agentrl.trainer.models.critic import Critic
 from agentrl.trainer.models.policy import Policy
@@ -35,6 +36,7 @@ class Passes:
     algorithm: Algorithm
     version: int  # of the policy before the step
     ages: Mapping[int, int]  # weight version that sampled → its age at this step
+    loss_function: LossFunction | None = None  # the user's, in place of the algorithm's
     counts: dict[str, float] = field(default_factory=lambda: dict.fromkeys(COUNTED, 0.0))
 
     def count(self, kind: str, m: Microbatch) -> None:
@@ -68,7 +70,10 @@ class Passes:
             reference_S=m.reference_S,
             entropy_S=entropy_S,
         )
-        loss, sums = policy_loss(tokens, totals, self.algorithm)
+        if self.loss_function is None:
+            loss, sums = policy_loss(tokens, totals, self.algorithm)
+        else:
+            loss, sums = user_loss(self.loss_function, tokens, totals, self.algorithm)
         sums["entropy"] = entropy_S.detach().double().sum()
         detached = replace(tokens, logprobs_S=logprobs_S.detach(), entropy_S=entropy_S.detach())
         stats.add_microbatch(m, sums, Seen(m.trajectory_ids, detached))

@@ -56,14 +56,18 @@ class Seen:
 
 
 @torch.no_grad()
-def culprits(seen: Iterable[Seen], algorithm: Algorithm, world: World) -> tuple[str, ...]:
-    """All ranks' trajectories with logprobs that are not finite or, without any, with such losses. Collective."""
+def culprits(seen: Iterable[Seen], algorithm: Algorithm | None, world: World) -> tuple[str, ...]:
+    """All ranks' trajectories with logprobs that are not finite or, without any, with such losses. Collective.
+
+    The losses are those of `algorithm`; None for a loss function of the user, whose losses of tokens are unknown.
+    """
     by_logprob: set[str] = set()
     by_loss: set[str] = set()
     for s in seen:
         t = s.tokens
         by_logprob |= _with_nonfinite(s, (t.logprobs_S, t.proximal_S, t.behavior_S, t.reference_S, t.entropy_S))
-        by_loss |= _with_nonfinite(s, (t.advantages_S, token_losses(t, algorithm)[0], s.value_losses_S))
+        loss_S = None if algorithm is None else token_losses(t, algorithm)[0]
+        by_loss |= _with_nonfinite(s, (t.advantages_S, loss_S, s.value_losses_S))
     everyones = world.everyones((by_logprob, by_loss))
     named = set().union(*(own for own, _ in everyones)) or set().union(*(loss for _, loss in everyones))
     return tuple(sorted(named))

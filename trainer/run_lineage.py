@@ -6,11 +6,11 @@ method is collective. The loop shares the facts that the other ranks need in exp
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from agentrl.domain.evaluation import Evaluation
-from agentrl.domain.schemas import Batch, ResumePlan
+from agentrl.domain.schemas import Batch, ResumePlan, TokenFacts
 from agentrl.store.training.batch_facts import BatchFacts
 from agentrl.trainer.checkpoints.checkpoint import Ignored, StepRecord
 
@@ -54,6 +54,9 @@ class Lineage:
         """The step's batch as soon as enough groups are ready; None after `for_s`, or when told to stop."""
         return None
 
+    def refuse(self, batch: Batch, reasons: Mapping[str, str]) -> None:
+        """Give a leased batch back; the groups in `reasons` are rejected with their reason."""
+
     def renew_memory_lease(self, lease_s: float) -> bool:
         """Extend the trainer's turn on the engines' GPUs; false when it is over. Does not wait for the database."""
         return False
@@ -69,6 +72,9 @@ class Lineage:
     def next_version(self) -> int:
         """A version number that was never used."""
         return 0
+
+    def keep_token_facts(self, step_id: str, facts: Mapping[str, TokenFacts]) -> None:
+        """Keep facts of a leased step's trained tokens, by trajectory."""
 
     def complete(self, record: StepRecord, path: Path, checksum: str) -> None:
         """Record in one transaction that the step and its trajectories are trained and that its version is pending."""

@@ -19,6 +19,7 @@ from agentrl.configs.algorithm import Algorithm
 from agentrl.domain.schemas import Float32, TrajectoryTokens
 from agentrl.trainer.algorithms.advantages import penalized_advantages, token_advantages, turn_advantages
 from agentrl.trainer.algorithms.kl import kl_divergence
+from agentrl.trainer.algorithms.user_functions import AdvantageFunction, user_advantages
 from agentrl.trainer.distributed import World
 from agentrl.trainer.models.critic import gae_advantages
 from agentrl.trainer.models.run_models import Models
@@ -30,9 +31,17 @@ Scores = list[Float32]
 
 
 def make_samples(
-    trajectories: Sequence[TrajectoryTokens], algorithm: Algorithm, models: Models, budget: int, world: World
+    trajectories: Sequence[TrajectoryTokens],
+    algorithm: Algorithm,
+    models: Models,
+    budget: int,
+    world: World,
+    advantage: AdvantageFunction | None = None,
 ) -> list[Sample]:
-    """A batch's trajectories with advantages, and with the logprobs and values that the update needs. Collective."""
+    """A batch's trajectories with advantages, and with the logprobs and values that the update needs. Collective.
+
+    `advantage` is the user's function, in place of the algorithm's estimator.
+    """
     scorer = Scorer(trajectories, models.policy.budget(budget), world)
     reference = logprobs = values = targets = costs = None
     if algorithm.needs_reference:
@@ -43,7 +52,10 @@ def make_samples(
             logprobs = scorer.score(lambda m: models.policy(m)[0])
             reshard(models.policy)
             costs = [_cost(a, b, algorithm) for a, b in zip(logprobs, reference, strict=True)]
-    if algorithm.needs_critic:
+    if advantage is not None:
+        function = advantage
+        advantages = world.from_leader(lambda: user_advantages(function, trajectories, algorithm))
+    elif algorithm.needs_critic:
         assert models.critic is not None
         values = scorer.score(models.critic.critic)
         reshard(models.critic.critic)

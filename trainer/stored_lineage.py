@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from agentrl.configs.run_config import RunConfig
 from agentrl.domain.evaluation import Evaluation
-from agentrl.domain.schemas import Batch, Json, ResumePlan, StepState
+from agentrl.domain.schemas import Batch, Json, ResumePlan, StepState, TokenFacts
 from agentrl.errors import UserError
 from agentrl.store import Database, evaluation_episodes, events, runs
 from agentrl.store.db.codec import new_id
-from agentrl.store.training import batch_facts, memory_leases, step_resume, steps, trainer_epochs, version_states
+from agentrl.store.training import (
+    batch_facts,
+    memory_leases,
+    step_resume,
+    steps,
+    token_facts,
+    trainer_epochs,
+    version_states,
+)
 from agentrl.store.training.batch_facts import BatchFacts
 from agentrl.trainer.checkpoints.checkpoint import Ignored, StepRecord
 from agentrl.trainer.run_lineage import CHECKPOINTED, Lineage
@@ -25,9 +33,9 @@ KEEP_VERSIONS = 3
 class StoredLineage(Lineage):
     """One trainer epoch of one run, in the store.
 
-    `check` and the methods that change the run's steps raise FencedError once a newer trainer has started: `reconcile`,
-    `wait_for_batch` (it leases groups), `complete`, `remade`, `checkpointed` and `finish`. Reading and `record` still
-    work.
+    `check` and the methods that change the run's steps raise FencedError once a newer trainer has started:
+    `reconcile`, `wait_for_batch` (it leases groups), `refuse`, `complete`, `remade`, `checkpointed` and `finish`.
+    Reading and `record` still work.
     """
 
     def __init__(self, database: Database, run_id: str, epoch: int, config: RunConfig) -> None:
@@ -102,6 +110,10 @@ class StoredLineage(Lineage):
                 return None
         return None
 
+    def refuse(self, batch: Batch, reasons: Mapping[str, str]) -> None:
+        """Give a leased batch back; the groups in `reasons` are rejected with their reason."""
+        self.database.transact(steps.refuse, self.run_id, self.epoch, batch.step_id, reasons)
+
     def renew_memory_lease(self, lease_s: float) -> bool:
         """Extend the trainer's turn on the engines' GPUs; false when it is over. Does not wait for the database."""
         with self.database.write() as conn:
@@ -142,6 +154,10 @@ class StoredLineage(Lineage):
         return self.database.query(
             version_states.unneeded_folders, self.run_id, names, keep=KEEP_VERSIONS, unknown=unknown
         )
+
+    def keep_token_facts(self, step_id: str, facts: Mapping[str, TokenFacts]) -> None:
+        """Keep facts of a leased step's trained tokens, by trajectory."""
+        self.database.transact(token_facts.record, self.run_id, self.epoch, step_id, facts)
 
     def complete(self, record: StepRecord, path: Path, checksum: str) -> None:
         """Record in one transaction that the step and its trajectories are trained and that its version is pending."""

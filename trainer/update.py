@@ -22,9 +22,11 @@ from agentrl.configs.algorithm import Algorithm
 from agentrl.configs.trainer_config import TrainerConfig
 from agentrl.trainer.algorithms.aggregation import Totals
 from agentrl.trainer.algorithms.corrections import second_moment_limit, under_limit
+from agentrl.trainer.algorithms.user_functions import LossFunction
 from agentrl.trainer.distributed import World
 from agentrl.trainer.forward_pass import Passes, value_loss
 from agentrl.trainer.metrics.batch_metrics import Metrics
+from agentrl.trainer.metrics.fact_collector import FactCollector
 from agentrl.trainer.metrics.flops import Work, is_dense, update_flops
 from agentrl.trainer.metrics.step_stats import StepStats, mean
 from agentrl.trainer.models.critic import Learner, explained_variance
@@ -57,12 +59,19 @@ class Update:
     stats: StepStats = field(default_factory=StepStats)
     grad_norms: dict[str, list[float]] = field(default_factory=dict)  # by metric name
     skipped: int = 0  # minibatches that were not finite
+    token_facts: FactCollector | None = None
 
     @property
     def models(self) -> list[tuple[str, Body, torch.optim.Optimizer]]:
         """For each model that learns: the name of its gradient norm's metric, the model, its optimizer."""
         critic = [("value_grad_norm", self.learner.critic, self.learner.optimizer)] if self.learner else []
         return [("grad_norm", self.passes.policy, self.optimizer), *critic]
+
+    def add(self, stats: StepStats) -> None:
+        """Add a minibatch whose figures are finite."""
+        self.stats.add(stats)
+        if self.token_facts is not None:
+            self.token_facts.add(stats.seen)
 
 
 def update_policy(
@@ -75,13 +84,17 @@ def update_policy(
     world: World,
     learner: Learner | None = None,
     on_nonfinite: OnNonFinite = stop,
+    loss: LossFunction | None = None,
+    token_facts: FactCollector | None = None,
 ) -> Metrics:
     """Train on `samples`, sampled by weights up to `version`; `ages` maps each version that sampled them to its age.
+    `loss` is the user's, in place of the algorithm's. `token_facts` gets the loss tokens of finite minibatches.
 
     A minibatch whose loss or gradient is not finite changes nothing and enters no metric: `on_nonfinite` is called with
     the `NonFinite`, and may raise. Returns the metrics, equal on every rank. Collective.
     """
-    update = Update(Passes(policy, config.algorithm, version, ages), optimizer, learner, config, world, on_nonfinite)
+    passes = Passes(policy, config.algorithm, version, ages, loss)
+    update = Update(passes, optimizer, learner, config, world, on_nonfinite, token_facts=token_facts)
     work = plan_update(samples, policy.budget(config.tokens_per_microbatch), config, world)
     score(update, work, has_proximal=samples[0].proximal is not None)
     learn(update, work)
@@ -135,7 +148,7 @@ def score(update: Update, work: Plan, *, has_proximal: bool) -> None:
             for m in microbatches:
                 m.proximal_S = passes.logprobs(m)
     if _is_finite(update, silent, {}, "groups without advantage"):
-        update.stats.add(silent)
+        update.add(silent)
     else:
         update.skipped += 1
 
@@ -159,7 +172,7 @@ def learn(update: Update, work: Plan) -> None:
                 update.grad_norms[name].append(norms[name])
             optimizer.zero_grad(set_to_none=True)
         if finite:
-            update.stats.add(stats)
+            update.add(stats)
         else:
             update.skipped += 1
     for _, model, _ in update.models:
@@ -206,7 +219,7 @@ def _is_finite(update: Update, stats: StepStats, norms: Mapping[str, float], whe
     figures = world.total({name: stats.sums[name] for name in losses} | {"infinite_logprobs": float(bad)}) | dict(norms)
     if all(map(math.isfinite, figures.values())) and not figures["infinite_logprobs"]:
         return True
-    blamed = culprits(stats.seen, algorithm, world)
+    blamed = culprits(stats.seen, algorithm if update.passes.loss_function is None else None, world)
     update.on_nonfinite(NonFinite(where=where, figures=figures, trajectories=blamed))
     return False
 
@@ -217,7 +230,9 @@ def _is_finite(update: Update, stats: StepStats, norms: Mapping[str, float], whe
 def _metrics(update: Update, samples: Sequence[Sample]) -> Metrics:
     """The metrics of the whole update. Collective."""
     policy, algorithm = update.passes.policy, update.passes.algorithm
-    metrics = update.stats.metrics(len(update.grad_norms["grad_norm"]), algorithm, update.world) | _flops(update)
+    metrics = update.stats.metrics(
+        len(update.grad_norms["grad_norm"]), algorithm, update.world, own_loss=update.passes.loss_function is not None
+    ) | _flops(update)
     if update.learner:
         metrics["explained_variance"] = explained_variance(samples)
     return (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 
     from agentrl.doctor.report import Report
     from agentrl.doctor.trial import Episode
+    from agentrl.store import Database
 
 STOPPED = 130
 NEVER_WRAPS = 100_000
@@ -47,6 +49,10 @@ def doctor(
         str | None,
         typer.Option("--storage", help="URL of an object storage to try, as in `storage.url`.", show_default=False),
     ] = None,
+    html: Annotated[
+        Path | None,
+        typer.Option("--html", help="Also write --session as one HTML file, with its tokens.", show_default=False),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON; the program's output goes to stderr.")] = False,
 ) -> None:
     """Show a session's token tree, its forks, and whether it can be trained: `--session ID` or `-- COMMAND …`.
@@ -58,11 +64,13 @@ def doctor(
     """
     if [session is not None, storage is not None, bool(command)].count(True) != 1:
         raise UserError("give one of --session ID, --storage URL and -- COMMAND")
+    if html is not None and session is None:
+        raise UserError("--html: needs --session ID")
     if storage is not None:
         _try_storage(storage)
         return
     if session is not None:
-        report = _examine(session, run, database_url)
+        report = _examine(session, run, database_url, html)
     else:
         assert command
         report = _play(command, proxy, key, model, as_json=as_json)
@@ -96,13 +104,34 @@ def _try_storage(url: str) -> None:
     say(f"{url}: an object was written, read, listed and deleted")
 
 
-def _examine(session_id: str, run: str | None, database_url: str | None) -> Report:
+def _examine(session_id: str, run: str | None, database_url: str | None, html: Path | None) -> Report:
     from agentrl.cli.located import opened
     from agentrl.doctor import report, sources
 
     with opened(run, database_url) as store:
         session, base_model = sources.from_store(store.database, session_id)
-    return report.make(session, sources.decoder(base_model))
+        made = report.make(session, sources.decoder(base_model))
+        if html is not None:
+            _write_page(html, store.database, made)
+    return made
+
+
+def _write_page(path: Path, database: Database, report: Report) -> None:
+    from agentrl.files import atomic_file
+    from agentrl.pages import session_page
+    from agentrl.store import runs
+    from agentrl.store.exports import token_rows
+    from agentrl.store.sessions import session_lookup
+
+    session_id = report.session.id
+    run = database.query(runs.get, database.query(session_lookup.run_of, session_id))
+    page = session_page.made(report, run.name, database.query(token_rows.of_session, session_id))
+    try:
+        with atomic_file(path) as draft:
+            draft.write_text(page, encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"--html: {path} cannot be written: {error.strerror}") from error
+    say(f"wrote {path}", err=True)
 
 
 def _play(command: Sequence[str], proxy: str | None, key: str | None, model: str, *, as_json: bool) -> Report:

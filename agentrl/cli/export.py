@@ -15,7 +15,7 @@ def export(
     out: Annotated[Path, typer.Option("--out", help="File or folder to create.")],
     run: Run = None,
     database_url: DatabaseUrl = None,
-    what: Annotated[str, typer.Option(help="trajectories, interactions, rewards or steps.")] = "trajectories",
+    what: Annotated[str, typer.Option(help="trajectories, tokens, interactions, rewards or steps.")] = "trajectories",
     format_: Annotated[
         str,
         typer.Option("--format", help="parquet or jsonl; for trajectories also areal (text) or tensors (safetensors)."),

@@ -26,6 +26,7 @@ from agentrl.cli import (
     status,
     store,
     task,
+    timeline,
     train,
     trainer,
     try_reward,
@@ -67,6 +68,7 @@ app.command("engine")(engine.engine)
 app.command("logs")(logs.logs)
 app.command("model")(model.model)
 app.command("export")(export.export)
+app.command("timeline")(timeline.timeline)
 app.command("proxy")(proxy.proxy)
 app.command("replay")(replay.replay)
 app.command("rollout")(rollout.rollout)

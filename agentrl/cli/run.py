@@ -53,26 +53,30 @@ def create(
 
     Without a config file the run records only. The run's key is printed once, as a shell `export`, as soon as the run
     can be used; the store keeps its hash. Other output goes to stderr. If the command is killed while it stores tasks,
-    the same command stores the rest, under a new key.
+    the same command stores the rest, under a new key. The tasks of a function without `limit` are stored as the run
+    takes them: the command then ends with the run.
     """
     from agentrl.cli.progress_bar import bar
     from agentrl.domain.schemas import Power
     from agentrl.environment import RUN_KEY, key_from
     from agentrl.launch.create import create_run
-    from agentrl.launch.tasks.task_ingestion import Progress
+    from agentrl.launch.tasks.task_ingestion import WAITS, Progress
     from agentrl.store.key_records import new_key
 
     settings = _config(config or [], {"name": name, "model": model, "database_url": database_url})
     key = key_from({RUN_KEY: key or ""}, RUN_KEY) or new_key(Power.RUN)
-    printed = False
+    printed = noted = False
     with bar("storing tasks") as progress:
 
         def show(tasks: Progress) -> None:
-            nonlocal printed
+            nonlocal printed, noted
             progress(tasks.stored, tasks.stored if tasks.complete else None)
             if tasks.usable and not printed:
                 say(f"export {RUN_KEY}={shlex.quote(key)}")
                 printed = True
+            if tasks.waits and not noted:
+                say(f"{WAITS.format(tasks.stored)}: leave this command running, until the run ends", err=True)
+                noted = True
 
         create_run(settings, key, show)
     for caution in settings.cautions:

@@ -181,6 +181,7 @@ def _facts(found: Json) -> RenderableType:
             f"{run['running_groups']} running, {run['ready_groups']} ready; {run['admitted_groups']} admitted, "
             f"{run['returned_groups']} returned",
         ),
+        *([("tasks", f"{run['skipped_tasks']} skipped by the curriculum")] if run["skipped_tasks"] else []),
         ("in flight", f"{found['in_flight']} calls{queue}"),
         (
             f"last {calls['window_s']:g} s",

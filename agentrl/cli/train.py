@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from agentrl.visible import say
+
+if TYPE_CHECKING:
+    from agentrl.configs.run_config import RunConfig
 
 INTERRUPTED_STATUS = 130
 
@@ -28,20 +31,26 @@ def train(
     run.
     """
     from agentrl.configs.config_files import load_config
+
+    run = load_config(config, overrides)
+    with exit_when_stopped():
+        supervise(run, from_base=from_base)
+
+
+def supervise(run: RunConfig, *, from_base: bool = False) -> None:
+    """Run all processes of a run where it is placed, and show its results. Raises UserError and Stopped."""
     from agentrl.console import Console
     from agentrl.launch import local_run, packaged_runs, placed_run, slurm_run
     from agentrl.placement.schedulers import is_placed_elsewhere, scheduler_of
 
     console = Console()
-    run = load_config(config, overrides)
-    with exit_when_stopped():
-        if run.placement == "local":
-            results = local_run.train(run, console, from_base=from_base)
-        elif run.placement == "slurm" and not is_placed_elsewhere():
-            results = slurm_run.train(run, console, from_base=from_base)
-        else:
-            results = placed_run.train(run, console, scheduler_of(run), from_base=from_base)
-        packaged_runs.show_results(run, results, console)
+    if run.placement == "local":
+        results = local_run.train(run, console, from_base=from_base)
+    elif run.placement == "slurm" and not is_placed_elsewhere():
+        results = slurm_run.train(run, console, from_base=from_base)
+    else:
+        results = placed_run.train(run, console, scheduler_of(run), from_base=from_base)
+    packaged_runs.show_results(run, results, console)
 
 
 @contextmanager

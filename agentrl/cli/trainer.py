@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -71,14 +72,23 @@ def trainer(
     from agentrl.trainer.stop import Stop
     from agentrl.trainer.stored_lineage import StoredLineage
     from agentrl.trainer.torchrun import told
+    from agentrl.trainer.training_run import opened
+    from agentrl.trainer.user_script import run_script
 
     stop = Stop()
     stop.install()
     model = resolve_model(run.model)
     ranks = run.resources.trainer
     with told(), join_world(run.trainer.device, run.trainer.threads, ranks.replicas, ranks.tensor) as world:
+
+        def trained(lineage: Lineage, publisher: Publisher | None) -> bool:
+            if run.trainer.script is None:
+                return train(run, model, world, lineage, publisher, stop, from_base=from_base)
+            opens = partial(opened, run, model, world, lineage, publisher, stop, from_base=from_base)
+            return run_script(run.trainer.script, opens)
+
         if not world.leads:
-            train(run, model, world, Lineage(), None, stop, from_base=from_base)
+            trained(Lineage(), None)
             return
         database = Database(database_url(run))
         try:
@@ -90,7 +100,7 @@ def trainer(
                 url.rstrip("/"), key, stop.wait, config=run.publish, device=world.device, compares=compares
             )
             lineage = StoredLineage.begin(database, run)
-            finished = train(run, model, world, lineage, publisher, stop, from_base=from_base)
+            finished = trained(lineage, publisher)
             if not finished and (why := lineage.failure()) is not None:
                 raise AgentRLError(why)
         except FencedError as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from types import TracebackType
 from typing import Any, Self
 
@@ -56,13 +57,23 @@ class Client(Settings):
             time.sleep(retries.pause_s(problem))
 
     def session(
-        self, task: Json | None = None, metadata: Json | None = None, *, parent_session_id: str | None = None
+        self,
+        task: Json | None = None,
+        metadata: Json | None = None,
+        *,
+        parent_session_id: str | None = None,
+        group: str | None = None,
+        group_size: int | None = None,
     ) -> Session:
         """A session, opened on entering the block, after a wait for admission, and ended on leaving it.
 
-        With `parent_session_id` it is a sub-agent's session (`Session.child`), which needs no admission.
+        All sessions with the same `group`, of any number of programs, form one group of `group_size` sessions (default:
+        `rollout.group_size`) with the same task. Only the first one waits for admission. A start beyond the size raises
+        RequestError `group_full`. With `parent_session_id` it is a sub-agent's session (`Session.child`), which
+        needs no admission.
         """
-        return Session(self, task, metadata, parent_session_id)
+        request = {"task": task, "metadata": metadata, "parent_session_id": parent_session_id}
+        return Session(self, {**request, "group": group, "group_size": group_size})
 
     def close(self) -> None:
         """Close the connections."""
@@ -78,10 +89,8 @@ class Client(Settings):
 class Session(SessionState):
     """One agent episode, as a context manager."""
 
-    def __init__(
-        self, client: Client, task: Json | None, metadata: Json | None, parent_session_id: str | None = None
-    ) -> None:
-        super().__init__(task, metadata, parent_session_id)
+    def __init__(self, client: Client, request: Json) -> None:
+        super().__init__(request)
         self._client = client
 
     def _post(self, what: str, body: Json | None = None) -> Any:
@@ -121,10 +130,19 @@ class Session(SessionState):
         """
         return self._client.session(metadata=metadata, parent_session_id=self.id)
 
-    def end(self, error: str | None = None) -> None:
-        """End the session as completed, or as failed with `error`. Later calls have no effect."""
+    def end(
+        self,
+        error: str | None = None,
+        *,
+        answer: str | float | None = None,
+        stats: Mapping[str, float] | None = None,
+    ) -> None:
+        """End the session: completed, with its `answer`, or failed with `error`. Later calls have no effect.
+
+        `stats` are numbers of the episode, by name, whose means are metrics of the step that trains it.
+        """
         if not self.ended:
-            self._post("end", end_body(error))
+            self._post("end", end_body(error, answer, stats))
             self.ended = True
 
     def __enter__(self) -> Self:

@@ -10,11 +10,12 @@ import os
 import random
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import httpx
 
+from agentrl.domain import answer_text
 from agentrl.domain.schemas import Json
 from agentrl.errors import RequestError, UserError
 
@@ -85,14 +86,16 @@ class SessionState:
     base_url: str
     group_id: str
 
-    def __init__(self, task: Json | None, metadata: Json | None, parent_session_id: str | None) -> None:
-        request = {"task": task, "metadata": metadata, "parent_session_id": parent_session_id}
+    sample_index: int
+
+    def __init__(self, request: Json) -> None:
         self._request = {k: v for k, v in request.items() if v is not None}
         self.ended = False
 
     def _open(self, answer: Json) -> None:
         self.id, self.api_key = answer["session_id"], answer["api_key"]
         self.base_url, self.group_id = answer["base_url"], answer["group_id"]
+        self.sample_index = answer["sample_index"]
 
 
 def headers_of(api_key: str | None) -> dict[str, str]:
@@ -134,9 +137,12 @@ def reward_body(
     return body | {k: v for k, v in optional.items() if v is not None}
 
 
-def end_body(error: str | None) -> Json:
-    """The request body that ends a session: completed, or failed with `error`."""
-    return {"status": "completed"} if error is None else {"status": "failed", "error": error}
+def end_body(error: str | None, answer: str | float | None = None, stats: Mapping[str, float] | None = None) -> Json:
+    """The request body that ends a session: completed, with its `answer`, or failed with `error`."""
+    kept = answer_text.bounded(answer)
+    completed: Json = {"status": "completed"} if kept is None else {"status": "completed", "answer": kept}
+    body: Json = completed if error is None else {"status": "failed", "error": error}
+    return body | ({"stats": dict(stats)} if stats else {})
 
 
 def error_text(error: BaseException) -> str:

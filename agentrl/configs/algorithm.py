@@ -104,6 +104,14 @@ class Algorithm(Section):
     """Weight of the entropy bonus."""
     value_clip: Above0 | None = 0.2
     """Largest change of a critic's value in a step that still has a gradient; null: unbounded."""
+    loss: str | None = None
+    """`module:function` that computes the policy's loss, in place of all parts of the loss ([functions of your
+    own](algorithms.md#functions-of-your-own)); null: the loss of the parts.
+    """
+    advantage: str | None = None
+    """`module:function` that computes advantages, in place of `credit`, `baseline`, `normalization` and the overlong
+    penalty ([functions of your own](algorithms.md#functions-of-your-own)); null: those parts.
+    """
 
     @model_validator(mode="before")
     @classmethod
@@ -127,6 +135,8 @@ class Algorithm(Section):
             raise ValueError("dual_clip needs clip: ppo and a value above 1 + clip_high")
         if self.proximal == "behavior" and self.correction != "none":
             raise ValueError("proximal: behavior needs correction: none")
+        if self.advantage is not None and (self.needs_critic or (self.kl_coef and self.kl == "reward")):
+            raise ValueError("advantage replaces the estimator: it cannot be used with estimator gae or kl: reward")
         if self.correction_floor >= self.correction_cap:
             raise ValueError("correction_floor must be less than correction_cap")
         if self.correction_floor and self.correction not in ("mask", "reject"):

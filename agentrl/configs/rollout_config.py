@@ -8,6 +8,8 @@ from pydantic import Field, model_validator
 
 from agentrl.configs.section import NonNegative, Positive, Seconds, Section
 
+Share = Annotated[float, Field(ge=0, le=1)]
+
 
 class SamplingConfig(Section):
     """Sampling of training sessions. The defaults keep the recorded logprobs exact (no top-p, top-k or penalties)."""
@@ -18,6 +20,29 @@ class SamplingConfig(Section):
     """
     max_tokens: Positive | None = None
     """Upper bound on the new tokens of a call; the agent may request fewer."""
+
+
+class CurriculumConfig(Section):
+    """Tasks that the policy always or never solves are drawn less often, from the second pass over the tasks on
+    ([curriculum](tasks.md#curriculum)).
+    """
+
+    target: tuple[Share, Share] = (0.05, 0.95)
+    """Least and largest success rate of the tasks that every pass draws."""
+    skip: Annotated[float, Field(gt=0, lt=1)] = 0.75
+    """Probability that a pass skips a task outside `target`. It is less than 1: only the groups of a task show that it
+    has changed.
+    """
+    success: Annotated[float, Field(allow_inf_nan=False)] = 1.0
+    """Least reward of an episode that succeeds."""
+    groups: Annotated[int, Field(ge=1, le=64)] = 2
+    """How many of a task's last groups count; fewer, where it has had fewer."""
+
+    @model_validator(mode="after")
+    def _the_target_is_a_range(self) -> CurriculumConfig:
+        if self.target[0] > self.target[1]:
+            raise ValueError(f"target: {self.target[0]:g} is larger than {self.target[1]:g}")
+        return self
 
 
 class RolloutConfig(Section):
@@ -45,8 +70,14 @@ class RolloutConfig(Section):
     """`module:function` called with the task and the rewards of a group's episodes, which returns whether the group
     trains, or the reason why not ([filters](algorithms.md#filters)); null: all groups train.
     """
+    curriculum: CurriculumConfig | None = None
+    """How tasks that the policy always or never solves are drawn less often; null: every pass draws all tasks."""
     turn_discount: Annotated[float, Field(ge=0, le=1)] = 1.0
     """γ in R_i = r_i + γ·R_{i+1} over the calls of a session."""
+    dump_to_file: bool = False
+    """`agentrl train` writes each ended group as text to `rollout/` and `eval-rollout/` of the run's folder
+    ([trajectories as text](data.md#trajectories-as-text)).
+    """
     sampling: SamplingConfig = SamplingConfig()
 
     @model_validator(mode="after")

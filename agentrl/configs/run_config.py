@@ -29,9 +29,9 @@ class RunConfig(Section):
     model: str
     """`smollm2`, `tiny` (both built from installed packages), or a local Hugging Face folder."""
     agent: str | list[str] | None = None
-    """`module:Class` with `async def run(self, data, **extra)`, `single_turn` or `multi_turn` ([ready-made
-    agents](rewards.md#agents)), or a command as a list; null: `single_turn` with `reward`, else other programs run
-    agents.
+    """`module:Class` with `async def run(self, data, **extra)`, a [ready-made agent](rewards.md#agents) (`single_turn`,
+    `multi_turn`, [`tool_agent`](tools.md)), or a command as a list; null: `single_turn` with `reward`, else other
+    programs run agents.
     """
     agent_args: dict[str, Any] = Field(default_factory=dict)
     """Keyword arguments of the agent class."""

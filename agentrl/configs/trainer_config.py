@@ -105,8 +105,20 @@ CHANGEABLE_OF_TRAINER = (
     "trainer.checkpoint_every",
     "trainer.keep_checkpoints",
     "trainer.keep_best",
+    "trainer.token_facts.every",
+    "trainer.token_facts.sample",
+    "trainer.profile_steps",
 )
 """Keys of a trainer that may change on resume: they affect the execution but not the result."""
+
+
+class TokenFactsConfig(Section):
+    """Facts of single trained tokens that the trainer keeps in the store: logprob, entropy, ratio, advantage, …"""
+
+    every: NonNegative = 1
+    """Steps between those whose facts are kept; 0: keep none."""
+    sample: Positive | None = None
+    """Number of trajectories of such a step, drawn at random; null: all."""
 
 
 class TrainerConfig(UpdateConfig):
@@ -123,6 +135,10 @@ class TrainerConfig(UpdateConfig):
     minibatches: Positive = 1
     """Optimizer updates per step; the batch is split into whole groups."""
     algorithm: Algorithm = Algorithm()
+    script: Annotated[list[str], Field(min_length=1)] | None = None
+    """A Python file and its arguments: the trainer's ranks run it in place of the built-in loop ([training
+    scripts](scripts.md)); null: the built-in loop.
+    """
     lora: LoraConfig = LoraConfig()
     critic_lr: Annotated[float, Field(gt=0)] = 1e-4
     """Learning rate of a critic; it shares the other optimizer settings."""
@@ -133,6 +149,11 @@ class TrainerConfig(UpdateConfig):
     nonfinite: Literal["stop", "skip"] = "stop"
     """On a NaN or infinite loss or gradient: `stop` fails the run, `skip` leaves out the minibatch. An event names the
     trajectories.
+    """
+    token_facts: TokenFactsConfig = TokenFactsConfig()
+    profile_steps: list[Positive] = Field(default_factory=list)
+    """Steps whose update is profiled by torch.profiler, into `profiles/` of the run's folder: a trace for Perfetto from
+    each rank. A profiled step is slower.
     """
     stop_timeout_s: Seconds = 600.0
     """Time after Ctrl-C in which the trainer can finish and save the current step. A second Ctrl-C kills it; a resume

@@ -6,7 +6,7 @@ files ──► rows ──► limit ──► Shape ──► JSON text, in bat
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -110,13 +110,25 @@ class TaskStream:
         function = load_object(path, self._field)
         if not callable(function):
             raise UserError(f"{self._field}: {path!r} is not a function")
-        args = {"seed": self._seed} if "seed" in inspect.signature(function).parameters else {}
-        found = function(**args)
+        found = function(**self._arguments(function))
         if not isinstance(found, Iterable):
             raise UserError(f"{self._field}: {path!r} returned {type(found).__name__}, not an iterable of mappings")
         for number, row in enumerate(found):
             if number >= skip:
                 yield path, "item", number, row
+
+    def _arguments(self, function: Callable[..., Any]) -> Json:
+        """Those of the source, and the run's seed where it fits."""
+        args, signature = self._source.args, inspect.signature(function)
+        if "seed" in signature.parameters:
+            args = {"seed": self._seed} | args
+        try:
+            signature.bind(**args)
+        except TypeError as error:
+            raise UserError(
+                f"{self._field}: {self._source.path!r} does not take the arguments in `args`: {error}"
+            ) from error
+        return args
 
 
 def load_tasks(

@@ -44,6 +44,11 @@ class SessionRewards:
         """Whether the session was rewarded at all."""
         return self.session is not None or bool(self.branches) or bool(self.calls)
 
+    @property
+    def total(self) -> float:
+        """The sum of all rewards."""
+        return (self.session or 0.0) + sum(self.branches.values()) + sum(self.calls.values())
+
 
 def newest(facts: Iterable[tuple[str | None, str, str, float]]) -> dict[tuple[str | None, str, str], float]:
     """The last value of each (call id, scope, name): the one that counts.

@@ -14,6 +14,7 @@ from typing import Any, Self
 
 from agentrl.domain import intervals, sample_metrics
 from agentrl.domain.schemas import Json, SessionStatus
+from agentrl.domain.session_stats import frequent_means
 from agentrl.domain.ties import TIE
 
 ATTEMPTS = 3
@@ -92,6 +93,7 @@ class Tries:
     """The ended sessions of one episode."""
 
     reward: float | None = None  # of the completed session
+    answer: str | None = None  # of the completed session
     failed: int = 0  # sessions that failed although every call was answered
     faults: int = 0  # sessions that failed before any call, or with a call that was not answered
     abandoned: int = 0  # sessions whose worker died or was stopped
@@ -113,14 +115,17 @@ class Tries:
 
 
 def tries(rows: Iterable[Json]) -> dict[Episode, Tries]:
-    """The tries of each episode, from rows of one evaluation: `{"evaluation", "status", "fault", "reward"}`."""
+    """The tries of each episode, from rows of one evaluation: `{"evaluation", "status", "fault", "reward"}`, and
+    `answer` if there is one.
+    """
     found: dict[Episode, Tries] = {}
     for row in rows:
         label = Label.of(row)
         assert label is not None
         of_episode = found.setdefault(label.episode, Tries())
         if row["status"] == SessionStatus.COMPLETED:
-            of_episode.reward = row["reward"] if of_episode.reward is None else of_episode.reward
+            if of_episode.reward is None:
+                of_episode.reward, of_episode.answer = row["reward"], row.get("answer")
         elif row["status"] == SessionStatus.FAILED:
             of_episode.faults += row["fault"]
             of_episode.failed += not row["fault"]
@@ -137,34 +142,38 @@ class Result:
     failed: int = 0  # how many of these rewards are 0 because the episode failed ATTEMPTS times
     versions: list[int] = field(default_factory=list)  # versions that sampled it, unordered
     faults: int = 0  # samples that are left out after ATTEMPTS faults
+    stats: dict[str, list[float]] = field(default_factory=dict)  # name → the values of the completed sessions
     sources: dict[int, str] = field(default_factory=dict)  # task → its source, in an evaluation of several sources
+    answers: dict[int, list[str | None]] = field(default_factory=dict)  # task → answers of its samples, as `rewards`
 
     def as_json(self) -> Json:
         """The mean reward with its interval (null if all samples are left out), and the counts behind it."""
         names = sorted({self.sources[task] for task in self.rewards if task in self.sources})
-        by_source = {name: [r for task, r in self.rewards.items() if self.sources.get(task) == name] for name in names}
+        by_source = {name: [task for task in self.rewards if self.sources.get(task) == name] for name in names}
         return {
-            **_figures(list(self.rewards.values())),
-            **({"sources": {name: _figures(rewards) for name, rewards in by_source.items()}} if by_source else {}),
+            **self._figures(list(self.rewards)),
+            **({"sources": {name: self._figures(of) for name, of in by_source.items()}} if by_source else {}),
             "failed": self.failed,
             "faults": self.faults,
             "version_min": min(self.versions, default=None),
             "version_max": max(self.versions, default=None),
+            **({"stats": frequent_means(self.stats)} if self.stats else {}),
         }
 
-
-def _figures(rewards: list[list[float]]) -> Json:
-    """The mean reward of tasks, each with the rewards of its samples, with its interval; and the counts behind it."""
-    mean = intervals.of_rewards(rewards) if rewards else None
-    return {
-        "reward": mean and mean.mean,
-        "low": mean and mean.low,
-        "high": mean and mean.high,
-        "perfect": mean and fmean(fmean(r >= 1.0 - TIE for r in samples) for samples in rewards),
-        "tasks": len(rewards),
-        "episodes": sum(map(len, rewards)),
-        **({"samples": found} if (found := sample_metrics.of_tasks(rewards)) else {}),
-    }
+    def _figures(self, tasks: list[int]) -> Json:
+        """The mean reward of these tasks with its interval, and the counts behind it."""
+        rewards = [self.rewards[task] for task in tasks]
+        answers = [self.answers.get(task, [None] * len(self.rewards[task])) for task in tasks]
+        mean = intervals.of_rewards(rewards) if rewards else None
+        return {
+            "reward": mean and mean.mean,
+            "low": mean and mean.low,
+            "high": mean and mean.high,
+            "perfect": mean and fmean(fmean(r >= 1.0 - TIE for r in samples) for samples in rewards),
+            "tasks": len(rewards),
+            "episodes": sum(map(len, rewards)),
+            **({"samples": found} if (found := sample_metrics.of_tasks(rewards, answers)) else {}),
+        }
 
 
 @dataclass(slots=True)
@@ -219,12 +228,16 @@ def _evaluation(label: Label, rows: list[Json]) -> Evaluation:
                 result.faults += 1
             else:
                 result.rewards.setdefault(episode.index, []).append(of_episode.result)
+                result.answers.setdefault(episode.index, []).append(of_episode.answer)
                 result.failed += of_episode.reward is None
     for row in rows:
         of_row = Label.of(row)
         assert of_row is not None
         if row["status"] == SessionStatus.COMPLETED and row["version_min"] is not None:
             found.settings[of_row.episode.setting].versions += [row["version_min"], row["version_max"]]
+        if row["status"] == SessionStatus.COMPLETED:
+            for name, value in row.get("stats", {}).items():
+                found.settings[of_row.episode.setting].stats.setdefault(name, []).append(value)
         if of_row.source is not None and of_row.episode.setting in found.settings:
             found.settings[of_row.episode.setting].sources[of_row.episode.index] = of_row.source
     return found
@@ -246,11 +259,13 @@ def figure(found: Json, form: str = ".3f") -> str:
 
 
 def _of_samples(found: Json) -> str:
-    """pass@k for the largest k, where tasks have several samples."""
-    if "samples" not in found:
-        return ""
-    k, share = list(found["samples"]["pass"].items())[-1]
-    return f", pass@{k} {share:.3f}"
+    """pass@k and maj@k for the largest k, where tasks have several samples."""
+    figures = [
+        (kind, *list(found["samples"][kind].items())[-1])
+        for kind in ("pass", "maj")
+        if kind in found.get("samples", {})
+    ]
+    return "".join(f", {kind}@{k} {value:.3f}" for kind, k, value in figures)
 
 
 def _by_source(found: Json) -> str:

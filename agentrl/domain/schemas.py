@@ -140,6 +140,23 @@ class VersionSpan:
     end: int
 
 
+FACTS = (
+    "logprob",  # log π of the policy, as the token's minibatch began
+    "proximal_logprob",  # log π of the proximal policy, the denominator of the ratio
+    "entropy",  # of the token's distribution, in nats
+    "ratio",  # importance ratio ρ, at the algorithm's level
+    "clipped",  # 1: the bounds of the surrogate changed the token's loss
+    "weight",  # of the token's loss, from π_prox/π_behave (`correction`)
+    "capped",  # 1: that quotient was out of its bounds
+    "advantage",
+    "kept",  # 0: left out of the policy loss by the second-moment bound (M2PO)
+)
+"""The facts that the trainer measures for each trained token, in the order of the rows of `TokenFacts`."""
+
+TokenFacts = Float32
+"""(K, S): a row for each name of FACTS, a column for each loss token of one trajectory. NaN: not computed."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrajectoryTokens:
     """One root-to-leaf path of a session, ready for the loss. All arrays share one length T.

@@ -11,6 +11,7 @@ from agentrl.errors import UserError, did_you_mean
 
 STATES: dict[str, tuple[str, ...]] = {
     "trajectories": tuple(s.value for s in TrajectoryState),
+    "tokens": tuple(s.value for s in TrajectoryState),
     "interactions": tuple(s.value for s in InteractionStatus),
     "steps": tuple(s.value for s in StepState),
     "rewards": (),

@@ -55,6 +55,16 @@ def pick(cursor: int, weights: Sequence[float], seed: int) -> tuple[int, int]:
     return source, cycle * counts[source] + order[:offset].count(source)
 
 
+def drawn(cursor: int, weights: Sequence[float], seed: int) -> list[int]:
+    """How many cursors before this one had each source."""
+    if len(weights) == 1:
+        return [cursor]
+    counts = shares(tuple(weights))
+    cycle, offset = divmod(cursor, sum(counts))
+    begun = _cycle(counts, seed, cycle)[:offset]
+    return [cycle * count + begun.count(source) for source, count in enumerate(counts)]
+
+
 @lru_cache(maxsize=16)
 def _cycle(counts: tuple[int, ...], seed: int, number: int) -> list[int]:
     order = [source for source, count in enumerate(counts) for _ in range(count)]

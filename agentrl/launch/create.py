@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from pathlib import Path
 
 from agentrl.configs.run_config import RunConfig
 from agentrl.domain.schemas import Json
-from agentrl.launch import run_folder
+from agentrl.launch import code_facts, run_folder
 from agentrl.launch.tasks import dataset_facts, task_ingestion
 from agentrl.launch.tasks.task_ingestion import Progress
 from agentrl.models import resolve_model
@@ -15,6 +16,10 @@ from agentrl.rollout.held_out import settings_of
 from agentrl.rollout.rewards.scored_agent import check_agent
 from agentrl.store import Connection, Database, runs, task_rows
 from agentrl.store.task_rows import NewSource
+from agentrl.visible import say
+
+ENDED = ("finished", "failed")
+"""The states in which a run takes no further tasks."""
 
 
 def create_run(config: RunConfig, key: str, show: Callable[[Progress], None] = lambda progress: None) -> str:
@@ -22,10 +27,12 @@ def create_run(config: RunConfig, key: str, show: Callable[[Progress], None] = l
     config.
 
     A run without agent or tasks serves programs that agentrl does not start. A run that only records needs no weights.
-    If an earlier call was killed while it stored the tasks, this one stores the rest. `show` gets the progress.
+    If an earlier call was killed while it stored the tasks, this one stores the rest. `show` gets the progress. The
+    tasks of a function without `limit` are stored as the run takes them, until the run ends.
     """
     if config.runs_agents:
         check_agent(config)
+    code_facts.check_functions(config)
     settings_of(config)
     sources = task_ingestion.check(config)
     datasets = dataset_facts.facts_of(config)
@@ -42,10 +49,16 @@ def create_run(config: RunConfig, key: str, show: Callable[[Progress], None] = l
                 run_id = database.transact(insert, config, model, key, sources, datasets)
             else:
                 database.transact(_continued, run_id, config, key)
+            for changed in database.transact(code_facts.record, run_id, code_facts.facts_of(config)):
+                say(changed, err=True)
             run_folder.write_config(config, config.run_dir / "config.yaml")
             run_folder.remember_database(config.run_dir, url)
-            for progress in task_ingestion.ingest(database, run_id, config):
+            for progress in task_ingestion.ingest(database, run_id, config, only_endless_wait=True):
                 show(progress)
+                if progress.waits:
+                    if database.query(runs.get, run_id).status in ENDED:
+                        break
+                    time.sleep(task_ingestion.POLL_S)
             if config.epochs is not None:
                 counted = task_ingestion.with_steps(database, run_id, config)
                 run_folder.write_config(counted, config.run_dir / "config.yaml")

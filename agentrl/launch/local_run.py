@@ -41,7 +41,7 @@ from agentrl.launch.run_lifecycle import (
 from agentrl.launch.shared_gpus import SharedGpus
 from agentrl.launch.starts import Starts
 from agentrl.launch.tasks import task_ingestion
-from agentrl.launch.views import snapshot
+from agentrl.launch.views import log_follower, snapshot
 from agentrl.launch.views.live_panel import Display
 from agentrl.models import resolve_model
 from agentrl.placement.plan_table import plan_lines
@@ -150,12 +150,13 @@ async def _run_parts(plan: Plan, database: Database, run_id: str, display: Displ
         background = [services.create_task(keep(part)) for part in [*parts.engines(plan), parts.proxy(plan)]]
         watching = services.create_task(watch(database, run_id, display, lambda now: starts.check(now.engines)))
         storing = services.create_task(task_ingestion.follow(database, run_id, plan.config, display.note))
+        dumping = services.create_task(log_follower.follow(plan.config, database, run_id, display.note))
         async with asyncio.TaskGroup() as workers:
             workers.create_task(keep(parts.trainer(plan, finished)))
             await _until_serving(plan, database, run_id, display)
             for part in parts.rollouts(plan, finished):
                 workers.create_task(keep(part))
-        for task in [*background, watching, storing]:
+        for task in [*background, watching, storing, dumping]:
             task.cancel()
 
 

@@ -24,6 +24,7 @@ from agentrl.launch import connect, run_folder, run_lifecycle
 from agentrl.launch.placed_parts import placed_parts
 from agentrl.launch.run_lifecycle import POLL_S, Detached
 from agentrl.launch.tasks import task_ingestion
+from agentrl.launch.views import log_follower
 from agentrl.launch.views.live_panel import Display
 from agentrl.models import resolve_model
 from agentrl.placement.folder_proof import add_token
@@ -150,6 +151,7 @@ async def _follow(config: RunConfig, database: Database, run_id: str, placement:
         watching = group.create_task(run_lifecycle.watch(database, run_id, display, lambda now: None))
         asking = group.create_task(watch_runners(placement, database, run_id, display.note, config.max_restarts))
         storing = group.create_task(task_ingestion.follow(database, run_id, config, display.note))
+        dumping = group.create_task(log_follower.follow(config, database, run_id, display.note))
         said: set[str] = set()
         while not await asyncio.to_thread(database.query, part_ranks.ended_by_themselves, run_id):
             if failed := await asyncio.to_thread(database.query, part_ranks.failures, run_id):
@@ -162,6 +164,7 @@ async def _follow(config: RunConfig, database: Database, run_id: str, placement:
         watching.cancel()
         asking.cancel()
         storing.cancel()
+        dumping.cancel()
 
 
 def _places(conn: Connection, run_id: str) -> list[str]:

@@ -43,6 +43,7 @@ CHANGEABLE = (
     "reward.batch_wait_s",
     "rollout.max_concurrent_groups",
     "rollout.timeout_s",
+    "rollout.dump_to_file",
     *CHANGEABLE_OF_TRAINER,
     "trainer.stop_timeout_s",
     "trainer.nonfinite",

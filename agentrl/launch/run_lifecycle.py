@@ -11,9 +11,9 @@ from pathlib import Path
 from agentrl.configs.run_config import RunConfig
 from agentrl.domain.schemas import Json
 from agentrl.errors import AgentRLError, ConfigError, root_cause
-from agentrl.launch import create, run_folder
+from agentrl.launch import code_facts, create, run_folder
 from agentrl.launch.tasks import dataset_facts, task_ingestion
-from agentrl.launch.views import curve, snapshot, summary
+from agentrl.launch.views import curve, log_follower, snapshot, summary
 from agentrl.launch.views.live_panel import Display
 from agentrl.launch.views.snapshot import Snapshot
 from agentrl.rollout.held_out import settings_of
@@ -25,6 +25,7 @@ from agentrl.store.db.codec import new_id
 from agentrl.store.task_rows import NewSource
 from agentrl.store.training import memory_leases
 from agentrl.trainer.metrics import metric_sinks
+from agentrl.visible import say
 
 POLL_S = 1.0
 STOPPED = "stopped"
@@ -48,10 +49,11 @@ def check_trainable(config: RunConfig) -> None:
 
 
 def check_agent(config: RunConfig) -> None:
-    """Load the agent, reward functions, tasks and metric sinks, and try the storage, so that errors appear before any
-    process starts.
+    """Load the agent, the user's functions, tasks and metric sinks, and try the storage, so that errors appear before
+    any process starts.
     """
     scored_agent.check_agent(config)
+    code_facts.check_functions(config)
     task_ingestion.check(config)
     settings_of(config)
     metric_sinks.require(config.metrics)
@@ -64,12 +66,15 @@ def open_run(database: Database, config: RunConfig, model: Path, run_key: str) -
 
     Raises UserError when the folder has checkpoints of a run that is not in the database.
     """
+    log_follower.check(config, model)
     known = database.query(runs.find, config.name) is not None
     config = task_ingestion.with_known_steps(database, config)
     sources = [] if known else task_ingestion.check(config)
     if not known:
         run_folder.check_new(config, database.url)
     run_id, status = database.transact(_open_run, config, model, run_key, sources, dataset_facts.facts_of(config))
+    for changed in database.transact(code_facts.record, run_id, code_facts.facts_of(config)):
+        say(changed, err=True)
     for progress in task_ingestion.ingest(database, run_id, config):
         if progress.usable:
             break
@@ -92,7 +97,8 @@ def _open_run(
 
 
 def report(config: RunConfig, database: Database, run_id: str) -> Json:
-    """Write `summary.json` and `curve.png` from the store."""
+    """Write `summary.json`, `curve.png` and the rest of the trajectories' text from the store."""
+    log_follower.finish(config, database, run_id, say)
     now = database.query(snapshot.take, run_id)
     wall_s = sum(row.data["wall_s"] for row in database.query(events.of_run, run_id, STOPPED))
     tokens = database.query(activity.total_output_tokens, run_id)

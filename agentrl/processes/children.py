@@ -22,14 +22,19 @@ async def start(
     stdout: int | IO[Any] | None,
     stderr: int | IO[Any] | None,
     pass_fds: Sequence[int] = (),
+    io: int | None = None,
+    nice: bool = False,
+    cwd: str | None = None,
 ) -> asyncio.subprocess.Process:
     """Start `argv` behind a guard. Returns the guard; its exit status is the command's (128 + N after signal N). The
-    command inherits the open files `pass_fds`.
+    command inherits the open files `pass_fds`. The open socket `io` is its stdin and stdout. Foreign code is `nice`: it
+    leaves the processor to heartbeats, proxies and engines.
     """
     return await asyncio.create_subprocess_exec(
-        *_guarded(argv, pass_fds),
-        pass_fds=pass_fds,
+        *_guarded(argv, pass_fds, io, nice=nice),
+        pass_fds=pass_fds if io is None else [*pass_fds, io],
         env=env,
+        cwd=cwd,
         stdin=asyncio.subprocess.PIPE,
         stdout=stdout,
         stderr=stderr,
@@ -79,5 +84,6 @@ def kill_tree(pid: int) -> None:
                 process.kill()
 
 
-def _guarded(argv: Sequence[str], fds: Sequence[int] = ()) -> list[str]:
-    return [sys.executable, "-I", "-S", guard.__file__, *(f"--fd={fd}" for fd in fds), *argv]
+def _guarded(argv: Sequence[str], fds: Sequence[int] = (), io: int | None = None, *, nice: bool = False) -> list[str]:
+    options = [*(f"--fd={fd}" for fd in fds), *([f"--io={io}"] if io is not None else []), *["--nice"] * nice]
+    return [sys.executable, "-I", "-S", guard.__file__, *options, *argv]

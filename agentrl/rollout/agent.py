@@ -11,14 +11,17 @@ from agentrl.errors import UserError, did_you_mean
 from agentrl.rollout import command
 from agentrl.rollout.command import CommandAgent
 from agentrl.rollout.score import Result, Score
-from agentrl.rollout.workflows.workflow_agent import WorkflowAgent, is_workflow
+from agentrl.rollout.workflows.workflow_agent import WorkflowAgent, is_workflow, workflow_arguments
 from agentrl.user_code import load_object
 
 READY_MADE = {
     "single_turn": "agentrl.rollout.answering.single_turn:SingleTurn",
     "multi_turn": "agentrl.rollout.answering.multi_turn:MultiTurn",
+    "tool_agent": "agentrl.rollout.tools.tool_agent:ToolAgent",
 }
-"""Agents that a config may name without a module. They need reward functions."""
+"""Agents that a config may name without a module."""
+REWARD_THEMSELVES = {"tool_agent"}
+"""Those that do not need reward functions: their tools may have rewards."""
 
 
 class Agent(Protocol):
@@ -55,11 +58,11 @@ def load_agent(
         if args:
             raise UserError("agent_args: not supported for a command; give the arguments in the command")
         return CommandAgent(spec)
-    if spec in READY_MADE and not scored:
+    if spec in READY_MADE and spec not in REWARD_THEMSELVES and not scored:
         raise UserError(f"agent: {spec} needs `reward`, which scores its answers")
     if ":" not in spec and spec not in READY_MADE:
         raise UserError(f"agent: {spec!r} must look like module:name{did_you_mean(spec, READY_MADE)}")
-    factory = load_object(READY_MADE.get(spec, spec), "agent")
+    factory = import_agent(spec)
     if scored and is_workflow(factory):
         raise UserError(f"reward: not supported for the workflow {spec!r}, which computes its own rewards")
     if is_workflow(factory) and not inspect.isclass(factory):
@@ -78,6 +81,11 @@ def load_agent(
     except TypeError as error:
         raise UserError(f"agent_args: {spec!r} does not take them: {error}") from error
     if is_workflow(factory):
-        return WorkflowAgent(factory(**args), turn_discount)
+        return WorkflowAgent(factory(**workflow_arguments(args)), turn_discount)
     agent: Agent = factory(**args)
     return agent
+
+
+def import_agent(spec: str | Sequence[str] | None) -> Any:
+    """Import the class of an agent; None for a command, and for a run without an agent. Raises UserError."""
+    return load_object(READY_MADE.get(spec, spec), "agent") if isinstance(spec, str) else None

@@ -117,7 +117,7 @@ async def _play(command: Sequence[str], env: Mapping[str, str]) -> tuple[int, st
     reading = asyncio.create_task(_follow(ours, tail))
     try:
         try:
-            process = await children.start(command, env=env, stdout=None, stderr=its)
+            process = await children.start(command, env=env, stdout=None, stderr=its, nice=True)
         finally:
             os.close(its)
         try:

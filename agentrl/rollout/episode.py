@@ -9,12 +9,14 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from agentrl.client import AsyncClient, error_text
+from agentrl.domain import answer_text
 from agentrl.domain.schemas import Json
 from agentrl.errors import AgentRLError, RequestError
 from agentrl.rollout.agent import Agent
+from agentrl.rollout.episode_stats import run_measured
 from agentrl.rollout.group_filter import GroupVerdict
 from agentrl.rollout.http import AgentHttp
-from agentrl.rollout.score import DEFAULT_NAME, Result, Reward, result_of
+from agentrl.rollout.score import DEFAULT_NAME, Result, Reward
 
 ABANDON_TIMEOUT_S = 3.0
 
@@ -66,7 +68,7 @@ async def play(
             async with _placed(agent, extra["group_id"]) as placed:
                 async with asyncio.timeout(timeout_s) as limit:
                     of_session = http.extra(session["base_url"], session["api_key"])
-                    result = result_of(await placed.run(data, **of_session, **extra))
+                    result = await run_measured(placed, data, **of_session, **extra)
         except Exception as problem:  # noqa: BLE001 - an agent is foreign code: whatever it raises fails its session only
             error = str(problem) if isinstance(problem, AgentFailed) else error_text(problem)
             if limit is not None and limit.expired():
@@ -111,7 +113,12 @@ async def _end(
     if error is not None:
         await client.request("POST", path, {"status": "failed", "error": error, **of_group})
         return
-    verdict = {"reject": result.reject, "trained_tokens": result.trained_tokens}
+    verdict = {
+        "reject": result.reject,
+        "trained_tokens": result.trained_tokens,
+        "answer": answer_text.bounded(result.answer),
+        "stats": dict(result.stats) or None,
+    }
     try:
         await client.request("POST", path, {"status": "completed", **_without_nulls(verdict), **of_group})
     except RequestError as refused:

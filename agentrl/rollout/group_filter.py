@@ -10,9 +10,8 @@ import logging
 from collections.abc import Callable, Sequence
 
 from agentrl.domain.schemas import Json
-from agentrl.errors import UserError
 from agentrl.rollout.score import Result
-from agentrl.user_code import load_object
+from agentrl.user_code import load_function
 
 log = logging.getLogger(__name__)
 FIELD = "rollout.accept"
@@ -26,10 +25,7 @@ def load_accept(spec: str | None) -> Accept | None:
     """The function of a config. Raises UserError when it cannot be loaded."""
     if spec is None:
         return None
-    function = load_object(spec, FIELD)
-    if not callable(function):
-        raise UserError(f"{FIELD}: {spec!r} is not a function")
-    accept: Accept = function
+    accept: Accept = load_function(spec, FIELD)
     return accept
 
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import importlib.util
+import ssl
 import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import httpx
@@ -59,13 +61,21 @@ class PatientTransport(_Patience, httpx.AsyncHTTPTransport):
     refused = httpx.ConnectError
 
 
+@cache
+def certificates() -> ssl.SSLContext:
+    """The certificates that all clients of a process trust. Reading them takes a tenth of a second."""
+    return httpx.create_ssl_context()
+
+
 @asynccontextmanager
 async def agent_http(timeout_s: float) -> AsyncIterator[AgentHttp]:
     """Open the shared clients."""
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=KEPT_ALIVE)
     async with AsyncExitStack() as stack:
-        transport = PatientTransport(limits=limits)
-        first = await stack.enter_async_context(httpx.AsyncClient(transport=transport, timeout=timeout_s))
+        transport = PatientTransport(limits=limits, verify=certificates())
+        first = await stack.enter_async_context(
+            httpx.AsyncClient(transport=transport, timeout=timeout_s, verify=certificates())
+        )
         second = None
         if importlib.util.find_spec("httpx2") is not None:
             second = await stack.enter_async_context(_second(timeout_s))
@@ -79,4 +89,5 @@ def _second(timeout_s: float) -> httpx2.AsyncClient:
         refused = httpx2.ConnectError
 
     limits = httpx2.Limits(max_connections=None, max_keepalive_connections=KEPT_ALIVE)
-    return httpx2.AsyncClient(transport=PatientTransport2(limits=limits), timeout=timeout_s)
+    transport = PatientTransport2(limits=limits, verify=certificates())
+    return httpx2.AsyncClient(transport=transport, timeout=timeout_s, verify=certificates())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from agentrl.domain.verdicts import Range
 from agentrl.errors import UserError
@@ -27,6 +27,8 @@ class Score:
     """The rewards of one answer, as `extra["score"]` returns them. An agent may return it from `run`."""
 
     rewards: tuple[Reward, ...]
+    answer: str | None = None
+    """What was judged: the verifier's reading of the answer, else its text."""
 
     @property
     def value(self) -> float:
@@ -35,11 +37,11 @@ class Score:
 
     def scaled(self, factor: float) -> Score:
         """The same rewards times `factor`."""
-        return Score(tuple(replace(reward, value=reward.value * factor) for reward in self.rewards))
+        return replace(self, rewards=tuple(replace(one, value=one.value * factor) for one in self.rewards))
 
     def of_call(self, interaction_id: str) -> Score:
         """The same rewards for one model call, by its completion id, instead of for the session."""
-        return Score(tuple(replace(reward, interaction_id=interaction_id) for reward in self.rewards))
+        return replace(self, rewards=tuple(replace(one, interaction_id=interaction_id) for one in self.rewards))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -47,12 +49,15 @@ class Result:
     """The result of an episode, which an agent may return from `run`.
 
     `trained_tokens` maps completion ids to ranges of output tokens; None: all tokens of all calls train. `reject` is
-    the reason why nothing of the episode trains.
+    the reason why nothing of the episode trains. `answer` is what the episode answered: equal answers of an
+    evaluation's samples vote together. `stats` are numbers of the episode, by name, whose means are metrics.
     """
 
     rewards: tuple[Reward, ...] = ()
     trained_tokens: Mapping[str, Sequence[Range]] | None = None
     reject: str | None = None
+    answer: str | float | None = None
+    stats: Mapping[str, float] = field(default_factory=dict)
 
 
 def result_of(found: object) -> Result:
@@ -60,9 +65,11 @@ def result_of(found: object) -> Result:
     if found is None:
         return Result()
     if isinstance(found, Result):
+        if not isinstance(found.answer, str | int | float | None):
+            raise UserError(f"Result: answer must be a text or a number, got {type(found.answer).__name__}")
         return found
     if isinstance(found, Score):
-        return Result(rewards=found.rewards)
+        return Result(rewards=found.rewards, answer=found.answer)
     if isinstance(found, Mapping):
         rewards = (Reward(value=finite(value), interaction_id=str(key)) for key, value in found.items())
         return Result(rewards=tuple(rewards))

@@ -110,7 +110,7 @@ async def _bounded(argv: Sequence[str], limits: Limits, files: int) -> Result:
     """Run a program behind a guard, until it ends, its time is over or it has written too much."""
     began = time.monotonic()
     pipe = asyncio.subprocess.PIPE
-    process = await children.start(argv, env=ENVIRONMENT, stdout=pipe, stderr=pipe, pass_fds=[files])
+    process = await children.start(argv, env=ENVIRONMENT, stdout=pipe, stderr=pipe, pass_fds=[files], nice=True)
     assert process.stdout is not None
     assert process.stderr is not None
     output, errors = bytearray(), bytearray()

@@ -12,6 +12,7 @@ from sqlalchemy import Connection, func, select
 from agentrl.domain.schemas import Json, SessionStatus, StepState
 from agentrl.store import evaluation_episodes, part_ranks, runs
 from agentrl.store.db import codec
+from agentrl.store.sessions import task_skips
 from agentrl.store.tables import engines, events, heartbeats, interactions, sessions, steps
 
 LATEST_EVENTS = 5
@@ -65,6 +66,7 @@ def facts(conn: Connection, run_id: str) -> Json:
             "returned_groups": run.returned,
             "running_groups": run.running,
             "ready_groups": runs.ready_groups(conn, run_id),
+            "skipped_tasks": task_skips.count(conn, run_id),
         },
         "step": None if step is None else dict(step._mapping),
         "engines": [{k: row._mapping[k] for k in ("url", "state", "version", "error", "last_seen_at")} for row in pool],

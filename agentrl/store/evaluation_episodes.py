@@ -24,7 +24,8 @@ CLOCK_SLACK_S = 3600.0
 
 
 def episodes(conn: Connection, run_id: str, *, version: int | None = None, since: float = 0.0) -> list[Json]:
-    """Ended evaluation sessions, oldest first, with their metadata, status, reward and the versions that sampled them.
+    """Ended evaluation sessions, oldest first, with their metadata, status, reward, answer and the versions that
+    sampled them.
 
     Only those of `version`, if given; only those begun at about `since` or later. Sessions of outside programs are
     included. `fault` marks a failed session whose calls were not all answered, or that made none.
@@ -40,7 +41,14 @@ def episodes(conn: Connection, run_id: str, *, version: int | None = None, since
         sessions.c.id > codec.first_id(max(0.0, since - CLOCK_SLACK_S)),
     )
     rows = conn.execute(
-        select(sessions.c.id, sessions.c.group_id, sessions.c.metadata, sessions.c.status)
+        select(
+            sessions.c.id,
+            sessions.c.group_id,
+            sessions.c.metadata,
+            sessions.c.status,
+            sessions.c.answer,
+            sessions.c.stats,
+        )
         .where(*of_run, sessions.c.status.in_(ENDED), sessions.c.parent_session_id.is_(None))
         .order_by(sessions.c.id)
     ).all()
@@ -58,10 +66,10 @@ def episodes(conn: Connection, run_id: str, *, version: int | None = None, since
     found = []
     for row in rows:
         low, high = versions.get(row.group_id, (None, None))
-        rewards = facts[row.id]
-        total = (rewards.session or 0.0) + sum(rewards.branches.values()) + sum(rewards.calls.values())
         fault = row.group_id not in answered or row.group_id in unanswered
-        of_row = {"session_id": row.id, "status": row.status, "reward": total, "version_min": low, "version_max": high}
+        of_row = {"session_id": row.id, "status": row.status, "reward": facts[row.id].total, "answer": row.answer}
+        of_row |= {"version_min": low, "version_max": high}
+        of_row |= {"stats": row.stats} if row.stats else {}
         found.append({**dict(row.metadata), **of_row, "fault": row.status == SessionStatus.FAILED and fault})
     return found
 

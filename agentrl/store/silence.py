@@ -1,4 +1,4 @@
-"""Decisions about replicas and sessions that have gone silent, each in one transaction.
+"""Decisions about replicas, sessions and groups that have gone silent, each in one transaction.
 
 A decision holds until `valid_until`. If the database delays it longer, nothing is done and the caller decides again.
 """
@@ -9,14 +9,17 @@ import time
 
 from sqlalchemy import Connection
 
+from agentrl.domain.schemas import Json
 from agentrl.store import events, heartbeats
 from agentrl.store.calls import running_calls
 from agentrl.store.sessions import due_times
-from agentrl.store.sessions.ends import liveness
+from agentrl.store.sessions.ends import liveness, missing_places
 from agentrl.store.sessions.session_limits import Limits
 
 STUCK = "session_stuck"
 """Kind of the events that name a session which cannot be ended, and why."""
+GROUP_STUCK = "group_stuck"
+"""Kind of the events that name a group whose missing places cannot be given up, and why."""
 
 
 def silent_replicas(conn: Connection, run_id: str, since: float) -> list[str]:
@@ -44,9 +47,27 @@ def check_session(
     return liveness.check_due_session(conn, session_id, limits, heard_since=heard_since)
 
 
+def check_group(conn: Connection, group_id: str, limits: Limits, heard_since: float, valid_until: float) -> bool | None:
+    """Check a due group. Returns whether its free places were given up; None, without a check, after `valid_until`."""
+    if time.time() > valid_until:
+        return None
+    return missing_places.check_due_group(conn, group_id, limits, heard_since=heard_since)
+
+
 def record_stuck(conn: Connection, run_id: str, session_id: str, why: str, replica: str, due_again_at: float) -> None:
     """Record that a session cannot be ended, once per reason, and postpone its next check to `due_again_at`."""
-    fact = {"session_id": session_id, "error": why}
-    if all(event.data != fact for event in events.of_run(conn, run_id, STUCK)):
-        events.record(conn, run_id, STUCK, fact, replica)
+    _record_once(conn, run_id, STUCK, {"session_id": session_id, "error": why}, replica)
     due_times.postpone(conn, session_id, due_again_at)
+
+
+def record_stuck_group(
+    conn: Connection, run_id: str, group_id: str, why: str, replica: str, due_again_at: float
+) -> None:
+    """Record that a group's check fails, once per reason, and postpone its next check to `due_again_at`."""
+    _record_once(conn, run_id, GROUP_STUCK, {"group_id": group_id, "error": why}, replica)
+    missing_places.postpone(conn, group_id, due_again_at)
+
+
+def _record_once(conn: Connection, run_id: str, kind: str, fact: Json, replica: str) -> None:
+    if all(event.data != fact for event in events.of_run(conn, run_id, kind)):
+        events.record(conn, run_id, kind, fact, replica)

@@ -1,11 +1,11 @@
 """The schema: one lineage from a model call to the optimizer step that trained on it (SQLAlchemy Core).
 
     runs ─┬─ weight_versions
-          ├─ task_sources
+          ├─ task_sources, skipped_tasks → tasks
           ├─ tasks ── groups ── sessions ─┬─ interactions ── interaction_data
           │                               ├─ rewards
           │                               └─ trajectories ── trajectory_interactions → interactions
-          ├─ steps ── step_trajectories → trajectories
+          ├─ steps ── step_trajectories, token_facts → trajectories
           ├─ parts ── part_ranks
           └─ engines, memory_leases, heartbeats, events, keys, contents
 
@@ -130,9 +130,12 @@ groups = Table(
     Column("run_id", ForeignKey("runs.id"), nullable=False),
     Column("task_id", ForeignKey("tasks.id")),
     Column("cursor", Integer),  # position of the run's data cursor; null outside the run's own data
-    Column("reject_reason", String(100)),  # why its worker's filter rejected it
+    Column("reject_reason", String(100)),  # why a filter rejected it, or which sessions it lacked
     Column("task", JSON),  # the data of a task that is not the run's own
     Column("size", Integer, nullable=False),
+    Column("name", String(200)),  # by which outside programs join it
+    Column("due_at", Float),  # while sessions may join it: when the sweep checks it next; else null
+    Column("missing", Integer, nullable=False, default=0, server_default="0"),  # places that were given up
     Column("is_eval", Boolean, nullable=False),
     Column("external", Boolean, nullable=False),
     Column("state", String(16), nullable=False),
@@ -145,6 +148,21 @@ groups = Table(
     _one_of("state", "running", "ready", "leased", "trained", "stale", "rejected", "evaluated"),
 )
 Index("uq_groups_start", groups.c.run_id, groups.c.start_digest, unique=True)
+Index(
+    "uq_groups_name",
+    groups.c.run_id,
+    groups.c.name,
+    unique=True,
+    sqlite_where=groups.c.name.is_not(None),
+    postgresql_where=groups.c.name.is_not(None),
+)
+Index(
+    "ix_groups_due",
+    groups.c.run_id,
+    groups.c.due_at,
+    sqlite_where=groups.c.due_at.is_not(None),
+    postgresql_where=groups.c.due_at.is_not(None),
+)
 # Few groups are untrained: claims and counts read this index, which does not grow with the run.
 Index(
     "ix_groups_untrained",
@@ -153,6 +171,24 @@ Index(
     groups.c.id,
     sqlite_where=groups.c.state != "trained",
     postgresql_where=groups.c.state != "trained",
+)
+
+Index(
+    "ix_groups_task",
+    groups.c.task_id,
+    groups.c.cursor,
+    sqlite_where=groups.c.task_id.is_not(None),
+    postgresql_where=groups.c.task_id.is_not(None),
+)
+
+# Positions of the data cursor whose task was skipped, because its success rate is outside the curriculum's target.
+skipped_tasks = Table(
+    "skipped_tasks",
+    metadata,
+    Column("run_id", ForeignKey("runs.id"), primary_key=True),
+    Column("cursor", Integer, primary_key=True, autoincrement=False),
+    Column("task_id", ForeignKey("tasks.id"), nullable=False),
+    Column("success_rate", Float, nullable=False),  # of the task's last groups, at that time
 )
 
 sessions = Table(
@@ -169,7 +205,9 @@ sessions = Table(
     Column("built", Boolean, nullable=False, default=False),  # its trajectories exist, or it has none
     Column("metadata", JSON, nullable=False),
     Column("error", Text),
+    Column("answer", String(500)),  # what the episode answered (domain/answer_text.py); null: nothing
     Column("verdict", JSON),  # which of its tokens train, as its agent said at its end (domain/verdicts.py); null: all
+    Column("stats", JSON),  # name → number, as its agent measured (domain/session_stats.py); null: none
     Column("parent_session_id", ForeignKey("sessions.id")),  # a sub-agent's session; of the same group
     Column("root_session_id", ForeignKey("sessions.id")),  # the root of its tree; null for a root itself
     Column("depth", Integer, nullable=False, default=0),  # levels below the root
@@ -401,6 +439,15 @@ step_trajectories = Table(
     Column("staleness_max", Integer, nullable=False),
     Column("staleness_mean", Float, nullable=False),
     Column("tokens_trained", Integer, nullable=False),
+)
+
+token_facts = Table(
+    "token_facts",
+    metadata,
+    Column("step_id", ForeignKey("steps.id"), primary_key=True),
+    Column("trajectory_id", ForeignKey("trajectories.id"), primary_key=True, index=True),
+    Column("tokens", Integer, nullable=False),  # loss tokens: columns of the table in `data`
+    Column("data", LargeBinary, nullable=False),  # float32, a row for each of domain.schemas.FACTS
 )
 
 engines = Table(

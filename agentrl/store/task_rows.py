@@ -42,6 +42,14 @@ class NewSource:
     content: Json | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Draw:
+    """A task, and the number of the pass over its source, from 0."""
+
+    task: Row[Any]
+    number_of_pass: int
+
+
 def add_sources(conn: Connection, run_id: str, sources: Sequence[NewSource]) -> None:
     """Insert the sources of a new run, without tasks."""
     empty: Json = {"run_id": run_id, "stored": 0, "rows_read": 0, "complete": False}
@@ -121,21 +129,26 @@ def start_again(conn: Connection, run_id: str, source: int, content: Json | None
 
 
 def task_at(conn: Connection, run_id: str, cursor: int, seed: int) -> Row[Any]:
-    """The task at a position of the data cursor (`domain.task_order`).
+    """The task at a position of the data cursor. Raises as `draw` does."""
+    return draw(conn, run_id, cursor, seed).task
+
+
+def draw(conn: Connection, run_id: str, cursor: int, seed: int) -> Draw:
+    """The task at a position of the data cursor, and in which pass over its source (`domain.task_order`).
 
     Raises RequestError: 409 when the run has no tasks, 429 while this one is not stored yet.
     """
     found = sources(conn, run_id)
-    number, draw = task_order.pick(cursor, [source.weight for source in found], seed) if found else (0, 0)
+    number, nth = task_order.pick(cursor, [source.weight for source in found], seed) if found else (0, 0)
     source = found[number] if found else None
     if source is None or (source.complete and not source.stored):
         raise RequestError(409, "this run has no tasks: open sessions with POST /sessions", code="no_tasks")
     if source.block == 0:
-        number_of_pass, offset = divmod(draw, source.stored)
+        number_of_pass, offset = divmod(nth, source.stored)
         position: int | None = _order_of_old_runs(seed, number_of_pass, source.stored)[offset]
     else:
         position = task_order.position(
-            draw, stored=source.stored, complete=source.complete, block=source.block, key=f"{seed}/{number}"
+            nth, stored=source.stored, complete=source.complete, block=source.block, key=f"{seed}/{number}"
         )
     if position is None:
         raise RequestError(
@@ -145,7 +158,8 @@ def task_at(conn: Connection, run_id: str, cursor: int, seed: int) -> Row[Any]:
             retry_after_s=RETRY_AFTER_S,
         )
     this = (tasks.c.run_id == run_id, tasks.c.position == position * len(found) + number)
-    return conn.execute(select(tasks).where(*this)).one()
+    number_of_pass = nth // source.stored if source.complete else 0
+    return Draw(conn.execute(select(tasks).where(*this)).one(), number_of_pass)
 
 
 @lru_cache(maxsize=8)

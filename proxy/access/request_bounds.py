@@ -19,7 +19,7 @@ OPTIONS_BYTES = 256 * 1024
 """Maximum size of a call's options, without its messages and tools."""
 LONGEST_NAME = 100
 LONGEST_KEY = 200
-"""Characters of an id, an idempotency key or a sub-agent's name."""
+"""Characters of an id, an idempotency key, or a name of a sub-agent, a session or a group."""
 
 
 def _at_most(size_bytes: int) -> Callable[[Json], Json]:
@@ -36,6 +36,14 @@ TaskData = Annotated[dict[str, Any], AfterValidator(_at_most(TASK_BYTES))]
 Name = Annotated[str, Field(max_length=LONGEST_NAME)]
 Key = Annotated[str, Field(max_length=LONGEST_KEY)]
 
+
+def _printable(name: str) -> str:
+    if not name.isprintable():
+        raise ValueError(f"it has 1 to {LONGEST_KEY} printable characters")
+    return name
+
+
+GroupName = Annotated[str, Field(min_length=1, max_length=LONGEST_KEY), AfterValidator(_printable)]
 
 TokenRange = tuple[Annotated[int, Field(ge=0, le=MAX_INT32)], Annotated[int, Field(ge=0, le=MAX_INT32)]]
 MOST_RANGES = 20_000

@@ -1,5 +1,7 @@
 """The sweep: sends this replica's heartbeat, and ends the sessions and calls of participants without one.
 
+It also gives up the free places of groups that no session joins any more.
+
 Participants are rollout workers, outside programs and other replicas. Every replica sweeps for the whole run. Each
 decision is one transaction, so a session or a call is ended once. Silence counts only while this replica could have
 received a heartbeat: `Uptime`.
@@ -20,7 +22,7 @@ from agentrl.proxy.run_store import RunStore
 from agentrl.store import heartbeats, silence
 from agentrl.store.calls import running_calls
 from agentrl.store.db import codec
-from agentrl.store.sessions.ends import liveness
+from agentrl.store.sessions.ends import liveness, missing_places
 
 log = logging.getLogger(__name__)
 EVERY_S = 2.0
@@ -80,7 +82,7 @@ class Sweep:
         uptime.renew()
 
     async def once(self, uptime: Uptime) -> None:
-        """Check our forgotten calls, silent replicas, and every session that is due. Raises StoreError."""
+        """Check our forgotten calls, silent replicas, and every session and group that is due. Raises StoreError."""
         store = self.store
         await self.close_forgotten()
         await self.stop_orphans()
@@ -91,10 +93,17 @@ class Sweep:
                 lost = await store.write(silence.declare_replica_lost, store.run_id, replica, silent_since, valid_until)
                 if lost:
                     log.warning("replica %s is silent: %d of its calls are lost", replica, lost)
+        await self._check_all(liveness.due, self._check_session, uptime)
+        await self._check_all(missing_places.due, self._check_group, uptime)
+
+    async def _check_all(
+        self, due: Callable[..., list[str]], check: Callable[[str, Uptime], Awaitable[bool]], uptime: Uptime
+    ) -> None:
+        """Check everything that a query of due rows finds, page by page."""
         skip = 0
-        while due := await store.read(liveness.due, store.run_id, skip=skip, limit=PAGE):
-            for first in range(0, len(due), TOGETHER):
-                checks = [self._check(session_id, uptime) for session_id in due[first : first + TOGETHER]]
+        while ids := await self.store.read(due, self.store.run_id, skip=skip, limit=PAGE):
+            for first in range(0, len(ids), TOGETHER):
+                checks = [check(row_id, uptime) for row_id in ids[first : first + TOGETHER]]
                 skip += (await asyncio.gather(*checks)).count(False)  # these stay due, ahead of the others
 
     async def close_forgotten(self) -> None:
@@ -110,30 +119,44 @@ class Sweep:
                 why = "how it ended could not be recorded"
                 await store.write(running_calls.fail, call_id, InteractionStatus.LOST, why)
 
-    async def _check(self, session_id: str, uptime: Uptime) -> bool:
-        """Whether a due session was ended, put off or given a later time. Errors of one check delay no other."""
-        valid_until = uptime.last + uptime.gap_s
-        try:
-            abandoned = await self.store.write(
-                silence.check_session, session_id, self.store.limits, uptime.since, valid_until
-            )
-        except StoreError as error:
-            log.error("session %s: %s", session_id, error)
-            return False
-        except Exception as error:  # a defect that this session meets: recorded, and tried again later
-            log.exception("session %s cannot be dealt with; it is tried again in %g s", session_id, PUT_OFF_S)
-            return await self._put_off(session_id, repr(error))
+    async def _check_session(self, session_id: str, uptime: Uptime) -> bool:
+        """Whether a due session was ended, put off or given a later time."""
+        abandoned = await self._check(
+            f"session {session_id}", session_id, silence.check_session, silence.record_stuck, uptime
+        )
         if abandoned:
             log.warning("session %s was abandoned", session_id)
             self.forget(session_id)
         return abandoned is not None
 
-    async def _put_off(self, session_id: str, why: str) -> bool:
-        """Record that the check of a session fails; returns whether the store took the record."""
-        stuck = (self.store.run_id, session_id, codec.error_text(why), self.store.replica, time.time() + PUT_OFF_S)
+    async def _check_group(self, group_id: str, uptime: Uptime) -> bool:
+        """Whether a due group was closed, put off or given a later time."""
+        closed = await self._check(
+            f"group {group_id}", group_id, silence.check_group, silence.record_stuck_group, uptime
+        )
+        if closed:
+            log.warning("group %s: no session joined it for too long, its missing places were given up", group_id)
+        return closed is not None
+
+    async def _check(
+        self, name: str, row_id: str, check: Callable[..., bool | None], stuck: Callable[..., None], uptime: Uptime
+    ) -> bool | None:
+        """The decision of a check; None where it stays due. Errors of one check delay no other."""
         try:
-            await self.store.write(silence.record_stuck, *stuck)
+            return await self.store.write(check, row_id, self.store.limits, uptime.since, uptime.last + uptime.gap_s)
         except StoreError as error:
-            log.error("session %s: %s", session_id, error)
-            return False
-        return True
+            log.error("%s: %s", name, error)
+            return None
+        except Exception as error:  # a defect that this row meets: recorded, and tried again later
+            log.exception("%s cannot be dealt with; it is tried again in %g s", name, PUT_OFF_S)
+            return await self._put_off(name, row_id, stuck, repr(error))
+
+    async def _put_off(self, name: str, row_id: str, stuck: Callable[..., None], why: str) -> bool | None:
+        """Record that a check fails; None where the store does not take the record."""
+        fact = (self.store.run_id, row_id, codec.error_text(why), self.store.replica, time.time() + PUT_OFF_S)
+        try:
+            await self.store.write(stuck, *fact)
+        except StoreError as error:
+            log.error("%s: %s", name, error)
+            return None
+        return False

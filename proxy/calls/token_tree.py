@@ -49,8 +49,8 @@ class Tree:
         self.by_id[node.id] = node
 
     def deepest(self, chain: Sequence[bytes]) -> tuple[int, Node] | None:
-        """(messages covered, call) of the deepest call on the chain that leaves at least one message to add."""
-        for depth in range(len(chain) - 2, 0, -1):
+        """(messages covered, call) of the deepest call whose conversation, with its answer, is on the chain."""
+        for depth in range(len(chain) - 1, 0, -1):
             node = self.nodes.get(chain[depth])
             if node is not None:
                 return depth, node

@@ -88,7 +88,7 @@ OF_CHAT: dict[str, Neutral] = OF_SERVERS | {
     "modalities": Neutral((["text"],), "the policy writes text"),
     "audio": Neutral((), "the policy writes text"),
     "prediction": Neutral((), "the engine takes no draft of an answer"),
-    "verbosity": Neutral(("medium",), "only medium: the policy writes as it was trained to"),
+    "verbosity": Neutral(("low", "medium", "high"), "as a hint, it has no effect on the policy"),
     "web_search_options": Neutral((), "the only tools are the agent's own"),
     "moderation": Neutral((), "answers are delivered as they were sampled"),
     "best_of": Neutral((1,), "every answer is delivered: use n"),

@@ -20,6 +20,6 @@ async def answer(store: RunStore, make: Callable[..., Any], *args: Any, **kwargs
 def as_json(value: Any) -> bytes:
     """JSON, including integers beyond 64 bits, which orjson refuses."""
     try:
-        return orjson.dumps(value)
+        return orjson.dumps(value, option=orjson.OPT_SERIALIZE_NUMPY)
     except orjson.JSONEncodeError:
         return json.dumps(value, separators=(",", ":")).encode()

@@ -15,7 +15,8 @@ from agentrl.proxy.routes import app_parts
 from agentrl.proxy.routes.authenticated_bodies import GuardedRoute
 from agentrl.proxy.routes.large_answers import answer
 from agentrl.proxy.run_store import RunStore
-from agentrl.store import activity, engine_claims, evaluation_episodes, heartbeats, run_view
+from agentrl.store import activity, engine_claims, evaluation_episodes, heartbeats, run_view, sample_flow
+from agentrl.store.exports import token_rows
 from agentrl.store.sessions import session_lookup, session_view
 
 router = APIRouter(tags=["monitoring"], route_class=GuardedRoute)
@@ -101,6 +102,22 @@ async def get_lineage(run_id: str, step: Annotated[int, Path(ge=0, le=MAX_INT32)
     """The trajectories and calls that a step trained, with staleness, return and advantage."""
     store = await _of_run(request, run_id)
     return await answer(store, run_view.of_step_lineage, run_id, step)
+
+
+@router.get("/api/runs/{run_id}/samples", response_model=Json)
+async def get_samples(run_id: str, request: Request) -> Response:
+    """Where the samples went: trained, waiting, stale, rejected, open, without calls; by reason."""
+    store = await _of_run(request, run_id)
+    return await answer(store, sample_flow.of_run, run_id)
+
+
+@router.get("/api/runs/{run_id}/trajectories/{trajectory_id}/tokens", response_model=Json)
+async def get_tokens(run_id: str, trajectory_id: str, request: Request) -> Response:
+    """A trajectory token by token: ids, the engine's logprobs and versions, why each token is or is not in the loss
+    (`loss_reasons`), and the facts that the trainer has measured of it.
+    """
+    store = await _of_run(request, run_id)
+    return await answer(store, token_rows.of_trajectory, run_id, trajectory_id)
 
 
 @router.get("/api/runs/{run_id}/events", response_model=list[Json])

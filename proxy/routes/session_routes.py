@@ -6,17 +6,19 @@ same key, and is admitted once.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated
 
 from fastapi import APIRouter, Request
 from pydantic import AfterValidator, Field
 from starlette.responses import Response
 
+from agentrl.domain import session_stats
 from agentrl.domain.schemas import Json, SessionStatus
 from agentrl.domain.verdicts import EVERYTHING, Verdict
 from agentrl.errors import bad_parameter
 from agentrl.proxy.access import authentication
-from agentrl.proxy.access.request_bounds import Key, Metadata, Name, TaskData, TokenRange, bounded_ranges
+from agentrl.proxy.access.request_bounds import GroupName, Key, Metadata, Name, TaskData, TokenRange, bounded_ranges
 from agentrl.proxy.routes import app_parts
 from agentrl.proxy.routes.authenticated_bodies import GuardedRoute
 from agentrl.proxy.routes.group_routes import opened_json
@@ -26,19 +28,29 @@ from agentrl.proxy.sessions.admission import admitted
 from agentrl.store import events
 from agentrl.store.calls import call_traces
 from agentrl.store.db.codec import hash_key
-from agentrl.store.sessions import child_sessions, group_starts, session_view
+from agentrl.store.sessions import child_sessions, group_starts, named_groups, session_view
 from agentrl.store.sessions.ends import liveness, session_rewards
+from agentrl.store.sessions.session_limits import Limits
 from agentrl.store.training import rewards
+
+LONGEST_ANSWER = 65_536
+"""Characters of an answer that a request may have; of more than `answer_text.LONGEST`, a digest is stored."""
 
 router = APIRouter(tags=["sessions"], route_class=GuardedRoute)
 
 
 class SessionBody(Body):
-    """A session of an outside program or, with `parent_session_id`, of a sub-agent, which has its parent's task."""
+    """A session of an outside program or, with `parent_session_id`, of a sub-agent, which has its parent's task.
+
+    All sessions that are started with the same `group` form one group of `group_size` sessions (default:
+    `rollout.group_size`) with the same task. Without `group` a session is a group of one.
+    """
 
     task: TaskData | None = None
     metadata: Metadata = Field(default_factory=dict)
     parent_session_id: Key | None = None
+    group: GroupName | None = None
+    group_size: int | None = Field(default=None, ge=1, le=1024)
 
 
 class RewardBody(Body):
@@ -60,19 +72,27 @@ class EndBody(Body):
 
     `reject` is the reason why nothing of the session is trained, `reject_group` that of its whole group; the group's
     last session to end may carry it. `trained_tokens` limits training to ranges of some
-    calls' output tokens: `{"interaction_id": [[start, end], …]}`, ascending and disjoint.
+    calls' output tokens: `{"interaction_id": [[start, end], …]}`, ascending and disjoint. `answer` is what the episode
+    answered, for the vote of an evaluation's samples. `stats` are numbers that the agent measured, by name; their means
+    are metrics of the step.
     """
 
     status: SessionStatus = SessionStatus.COMPLETED
     error: str | None = None
     reject: Name | None = None
     reject_group: Name | None = None
+    answer: Annotated[str, Field(max_length=LONGEST_ANSWER)] | None = None
     trained_tokens: Annotated[dict[Key, list[TokenRange]], AfterValidator(bounded_ranges)] | None = None
+    stats: Annotated[dict[str, float], AfterValidator(session_stats.checked)] = Field(default_factory=dict)
 
 
 @router.post("/sessions", status_code=201)
 async def start_session(body: SessionBody, request: Request) -> Json:
     """Start a session for a program with its own task (429 while admission refuses), or for a sub-agent.
+
+    The first start of a `group` is admitted with all places of the group; the others join it without admission. 409
+    `group_full` when all are taken, `group_closed` after the missing ones were given up, `group_differs` for another
+    `task` or `group_size` than the first start's.
 
     A sub-agent's parent is named in the body or as `x-parent-session-id`; with a session key, it is the key's session.
     A sub-agent's session needs no admission.
@@ -91,8 +111,25 @@ async def start_session(body: SessionBody, request: Request) -> Json:
                 "a sub-agent's session has its parent's task: leave out `task` (a session key opens only sub-agents)",
                 422,
             )
+        if body.group is not None or body.group_size is not None:
+            param = "group" if body.group is not None else "group_size"
+            raise bad_parameter(param, f"a sub-agent's session is of its parent's group: leave out `{param}`", 422)
         group = await store.write(child_sessions.start_child, parent_id, store.limits, hash_key(key), body.metadata)
+    elif body.group is not None:
+        size = _group_size(body, store.limits)
+        group = await admitted(
+            store,
+            named_groups.start_in_group,
+            hash_key(key),
+            body.group,
+            size,
+            body.task,
+            body.metadata,
+            outside=True,
+        )
     else:
+        if body.group_size is not None:
+            raise bad_parameter("group_size", "group_size needs `group`, the name of the group", 422)
         group = await admitted(
             store,
             group_starts.start_external,
@@ -102,13 +139,25 @@ async def start_session(body: SessionBody, request: Request) -> Json:
             outside=True,
             start_digest=start.digest,
         )
-        if group.new:
-            app_parts.context(request).sessions.opened(group.session_ids[0], key, is_eval=False, sampling=None)
+    if group.new and parent_id is None:
+        app_parts.context(request).sessions.opened(group.session_ids[0], key, is_eval=False, sampling=None)
     return {
-        **opened_json(base, group.session_ids[0], key, 0),
+        **opened_json(base, group.session_ids[0], key, group.first_index),
         "group_id": group.group_id,
         "parent_session_id": parent_id,
     }
+
+
+def _group_size(body: SessionBody, limits: Limits) -> int:
+    """The size of a named group. Raises RequestError 422 for one that could never be trained."""
+    size = limits.group_size if body.group_size is None else body.group_size
+    if size < limits.min_group_size:
+        message = (
+            f"group_size {size} is never trained: a group needs at least {limits.min_group_size} sessions "
+            "(rollout.min_group_size)"
+        )
+        raise bad_parameter("group_size", message, 422)
+    return size
 
 
 @router.get("/sessions/{session_id}")
@@ -165,7 +214,16 @@ async def end(session_id: str, body: EndBody, request: Request) -> Json:
     if body.status not in (SessionStatus.COMPLETED, SessionStatus.FAILED):
         raise bad_parameter("status", "status must be completed or failed", 422)
     verdict = Verdict(rejected=body.reject, ranges=body.trained_tokens)
-    return await _end(session_id, body.status, body.error, request, verdict, body.reject_group)
+    return await _end(
+        session_id,
+        body.status,
+        body.error,
+        request,
+        verdict,
+        body.reject_group,
+        given=body.answer,
+        stats=body.stats,
+    )
 
 
 @router.delete("/sessions/{session_id}")
@@ -181,9 +239,14 @@ async def _end(
     request: Request,
     verdict: Verdict = EVERYTHING,
     reject_group: str | None = None,
+    *,
+    given: str | None = None,
+    stats: Mapping[str, float] | None = None,
 ) -> Json:
     session_id = await app_parts.finder(request).resolve(request, session_id)
-    result = await app_parts.ends(request).end(session_id, status, error, verdict, reject_group)
+    result = await app_parts.ends(request).end(
+        session_id, status, error, verdict, reject_group, answer=given, stats=stats
+    )
     calls = await app_parts.store(request).read(call_traces.of_session, session_id)
     return {"status": result, "interactions": len(calls)}
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from agentrl.domain.schemas import SessionStatus
@@ -31,13 +32,18 @@ class SessionEnds:
         error: str | None = None,
         verdict: Verdict = EVERYTHING,
         reject_group: str | None = None,
+        *,
+        answer: str | None = None,
+        stats: Mapping[str, float] | None = None,
     ) -> str:
         """Seal a session, and stop its calls that no client waits for; returns its status.
 
         Raises as `sealing.end` does.
         """
         limits = self.store.limits
-        result = await self.store.write(sealing.end, session_id, status, error, limits, verdict, reject_group)
+        result = await self.store.write(
+            sealing.end, session_id, status, error, limits, verdict, reject_group, answer=answer, stats=stats
+        )
         self.sessions.forget(session_id)
         await self.answers.stop_orphans()
         return result

@@ -72,6 +72,12 @@ def test_a_sub_agent_gets_a_session_under_its_parent(proxy: Any, client: Client)
     assert proxy.sessions[sub.id]["status"] == "completed"
 
 
+def test_a_session_names_its_group_and_its_size(proxy: Any, client: Client) -> None:
+    with client.session({"q": 1}, group="q1", group_size=8) as s:
+        assert (s.group_id, s.sample_index) == ("g", 0)
+    assert proxy.history[-1][1] == {"task": {"q": 1}, "group": "q1", "group_size": 8}
+
+
 def test_an_agent_opens_sub_sessions_with_what_it_was_given(proxy: Any, client: Client) -> None:
     with client.session() as s, Client(s.base_url, s.api_key) as own, own.session() as sub:
         sub.reward(0.5)

@@ -10,9 +10,10 @@ from pathlib import Path
 import fake_engine_run
 import psutil
 import pytest
+from sqlalchemy import select
 
 from agentrl.store import Database
-from agentrl.store.tables import rewards
+from agentrl.store.tables import groups, interactions, rewards, sessions
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]
 CONFIG = """
@@ -25,7 +26,7 @@ reward:
     vowels: {function: "shapes:vowels"}
     rank: {function: "shapes:rank", weight: 0.5}
 steps: 4
-rollout: {group_size: 4, max_concurrent_groups: 4}
+rollout: {group_size: 4, max_concurrent_groups: 4, dump_to_file: true}
 trainer: {groups_per_step: 2, device: cpu}
 evaluation: {tasks: "shapes:tasks", size: 2}
 """
@@ -82,5 +83,12 @@ def test_a_run_with_reward_functions_goes_on_after_its_worker_was_killed(tmp_pat
     database = Database(f"sqlite:///{tmp_path}/runs/r/agentrl.db")
     with database.read() as conn:
         recorded = {(row.name, row.source) for row in conn.execute(rewards.select())}
+        answered = select(sessions.c.group_id).join(interactions, interactions.c.session_id == sessions.c.id)
+        answered = answered.where(interactions.c.status == "complete", groups.c.id == sessions.c.group_id)
+        over = select(groups.c.id, groups.c.is_eval).where(groups.c.state != "running", answered.exists())
+        ended = {row.id: row.is_eval for row in conn.execute(over)}
     database.close()
     assert recorded == {("vowels", "shapes:vowels"), ("rank", "shapes:rank")}
+    files = [file.relative_to(tmp_path / "runs/r") for file in (tmp_path / "runs/r").glob("*rollout/*/*")]
+    assert {file.stem: file.parts[0] == "eval-rollout" for file in files} == ended
+    assert len(files) == len(ended) >= 12

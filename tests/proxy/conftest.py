@@ -21,7 +21,7 @@ from databases import Databases
 from run_records import create_run
 
 from agentrl.engine.engine_keys import EngineKeys
-from agentrl.engine.server_process import free_port
+from agentrl.engine.server_process import Server, free_port
 from agentrl.proxy.app import Settings, create_app
 from agentrl.rendering import Renderer, load_renderer
 from agentrl.store import Database, runs
@@ -50,7 +50,7 @@ class Proxy:
     store_url: str
     database: Database
     run_id: str
-    engine: FakeEngine
+    engine: Any  # a FakeEngine, but for `real_proxy`
     renderer: Renderer
     http: httpx.Client
     sdks: ExitStack  # the clients of `sdk`, closed with the proxy
@@ -166,7 +166,7 @@ def renderer_of(model: Path) -> Renderer:
 
 
 @contextmanager
-def started(store_url: str, engine: FakeEngine, model: Path) -> Iterator[Proxy]:
+def started(store_url: str, engine: FakeEngine | Server, model: Path) -> Iterator[Proxy]:
     """A proxy over a store and an engine, with its clients."""
     port = free_port()
     database = Database(store_url)
@@ -189,6 +189,13 @@ def own_proxy(store_url: str, fake_engine: FakeEngine, tiny_model: Path) -> Iter
 def proxy(store_url: str, fake_engine: FakeEngine, tiny_model: Path) -> Iterator[Proxy]:
     """The proxy of a test; a module whose tests use sessions of their own overrides this with `shared_proxy`."""
     with started(store_url, fake_engine, tiny_model) as made:
+        yield made
+
+
+@pytest.fixture
+def real_proxy(store_url: str, sglang_engine: Server, tiny_model: Path) -> Iterator[Proxy]:
+    """A proxy in front of real SGLang; its tests are marked `engine`."""
+    with started(store_url, sglang_engine, tiny_model) as made:
         yield made
 
 

@@ -19,12 +19,14 @@ from agentrl.testing import Reply
 AGENT = """
 import os, time
 from openai import OpenAI
+from agentrl.areal import stats_tracker
 
 class Agent:  # it uses the blocking SDK
     async def run(self, data, **extra):
         client = OpenAI(base_url=extra["base_url"], api_key=extra["api_key"])
         messages = [{"role": "user", "content": "abcd"}]
         text = client.chat.completions.create(model="default", messages=messages).choices[0].message.content
+        stats_tracker.get("rollout").scalar(letters=len(text))
         if data["end"] == "crash":
             os._exit(3)
         if data["end"] == "hang":
@@ -59,6 +61,7 @@ async def test_a_blocking_agent_is_recorded_and_rewarded(proxy: Any, client: Asy
     outcome = await episode(client, end)
     assert (outcome.error, outcome.reward) == (None, 1.0)
     assert [one["value"] for one in proxy.get(f"/sessions/{outcome.session_id}")["rewards"]] == [1.0]
+    assert proxy.get(f"/sessions/{outcome.session_id}")["stats"] == {"letters": 4.0}
 
 
 async def test_a_crash_fails_the_session_which_earns_nothing(proxy: Any, client: AsyncClient) -> None:

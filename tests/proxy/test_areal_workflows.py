@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import numpy as np
 import openai
 import pytest
@@ -29,12 +30,14 @@ from agentrl.areal import (
     workflow_context,
 )
 from agentrl.client import AsyncClient
+from agentrl.engine.sglang_client import EngineClient
 from agentrl.errors import UserError
 from agentrl.rollout.agent import Agent
 from agentrl.rollout.episode import Outcome, play
 from agentrl.rollout.http import agent_http
 from agentrl.rollout.rewards import async_reward
 from agentrl.rollout.rewards.async_reward import pools_closed
+from agentrl.rollout.workflows.session_engine import SessionEngine
 from agentrl.rollout.workflows.workflow_agent import WorkflowAgent
 from agentrl.store.training import recorded_paths, trajectories
 from agentrl.testing import Reply
@@ -58,6 +61,13 @@ def slow(result, answer):
 def functions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "areal_rewards.py").write_text(REWARDS)
     monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture
+def run_config(run_config: dict[str, Any]) -> dict[str, Any]:
+    """Real SGLang takes the likeliest tokens, though the run's temperature must be more than 0."""
+    run_config["rollout"]["sampling"] = {"temperature": 1e-4}
+    return run_config
 
 
 @pytest.fixture
@@ -124,22 +134,50 @@ async def test_a_workflow_and_an_agent_of_one_task_leave_equal_trajectories(prox
         proxy.engine.enqueue(Reply(proxy.says("dcba")))
         outcome = await episode(client, agent, task, session)
         assert (outcome.error, outcome.reward) == (None, 1.0)
+    check_equal_trajectories(proxy)
+    means = stats_tracker.export_all()
+    assert means["rollout/reward"] == 1.0
+    assert {"rollout/time/generate", "rollout/time/reward", "rollout/time/episode"} < means.keys()
+    of_workflow, of_agent = [proxy.get(f"/sessions/{one['session_id']}")["stats"] for one in group["sessions"]]
+    assert of_workflow.keys() == {"reward", "time/generate", "time/reward", "time/episode"}
+    assert of_workflow["reward"] == 1.0
+    assert of_agent == {}
+
+
+@pytest.mark.engine
+async def test_real_sglang_gives_both_the_same_greedy_tokens(real_proxy: Any) -> None:
+    import os
+
+    task = {"messages": [{"role": "user", "content": "abcd"}], "answer": "", "worker": os.getpid()}
+    agents: list[Agent] = [WorkflowAgent(Rlvr("areal_rewards.right", "tiny")), Chat()]
+    async with (
+        AsyncClient(real_proxy.url, "run-key", timeout_s=60) as client,
+        pools_closed(),
+        aiohttp.ClientSession() as http,
+    ):
+        for agent, session in zip(agents, real_proxy.post("/groups").json()["sessions"], strict=True):
+            await EngineClient(real_proxy.engine.url, http).flush_cache()  # a cached prompt is computed in other shapes
+            outcome = await episode(client, agent, task, session)
+            assert (outcome.error, outcome.reward) == (None, 1.0)
+    check_equal_trajectories(real_proxy)
+
+
+def check_equal_trajectories(proxy: Any) -> None:
+    """The run has two trajectories, with equal arrays: what a loss reads."""
     with proxy.database.read() as conn:
         ids = recorded_paths.trainable_ids(conn, proxy.run_id, ["ready"], min_version=None, max_version=None)
         one, other = trajectories.load(conn, ids, ages={0: 0}, discount=1.0).trajectories
     for name in ("input_ids", "loss_mask", "logprobs", "versions", "turn_ids", "temperatures", "turn_returns"):
         np.testing.assert_array_equal(getattr(one, name), getattr(other, name), name)
     assert one.episode_return == other.episode_return
-    means = stats_tracker.export_all()
-    assert means["rollout/reward"] == 1.0
-    assert {"rollout/time/generate", "rollout/time/reward", "rollout/time/episode"} < means.keys()
+    assert one.loss_mask.any()
 
 
 class Turns(RolloutWorkflow):
     """Several turns with the client of an episode, as AReaL's multi-turn example plays them."""
 
-    def __init__(self, *, discount: float = 0.9, last: bool = False) -> None:
-        self.discount, self.last = discount, last
+    def __init__(self, *, discount: float = 0.9, last: bool = False, style: Any = "individual") -> None:
+        self.discount, self.last, self.style = discount, last, style
         self.reward_fn = AsyncRewardWrapper(import_from_string("areal_rewards.equal"))
 
     async def arun_episode(self, engine: Any, data: dict[str, Any]) -> Any:
@@ -156,7 +194,7 @@ class Turns(RolloutWorkflow):
         if self.last:
             client.set_last_reward(reward)
         client.apply_reward_discount(turn_discount=self.discount)
-        return client.export_interactions(style="individual")
+        return client.export_interactions(style=self.style)
 
 
 @pytest.mark.parametrize("last", [False, True])
@@ -171,6 +209,97 @@ async def test_the_client_of_an_episode_rewards_its_calls(proxy: Any, client: As
     found = {one["interaction_id"]: one["value"] for one in proxy.get(f"/sessions/{outcome.session_id}")["rewards"]}
     assert found == ({second["id"]: 1.0} if last else {first["id"]: 0.0, second["id"]: 1.0})
     assert task["messages"] == [{"role": "user", "content": "abcd"}]  # the episode had a copy
+
+
+class Streams(RolloutWorkflow):
+    """Streamed turns, of which it reads all chunks, one or none. Each is rewarded before its end."""
+
+    def __init__(self, reads: int | None) -> None:
+        self.reads = reads
+        self.calls: dict[str, Any] = {}
+        self.text = ""
+
+    async def arun_episode(self, engine: Any, data: dict[str, Any]) -> Any:
+        client: Any = ArealOpenAI(engine=engine)  # as in AReaL, calls need no `model`
+        for turn in range(2):
+            stream = await client.chat.completions.create(messages=data["messages"], max_tokens=8, stream=True)
+            client.set_last_reward(turn + 1.0)
+            if self.reads == 0:
+                continue
+            async for chunk in stream:
+                self.text += chunk.choices[0].delta.content or ""
+                if self.reads == 1:
+                    break
+        self.calls = client.export_interactions(style="individual")
+        return self.calls
+
+
+@pytest.mark.parametrize("reads", [None, 1, 0])
+async def test_a_streamed_call_is_recorded_and_rewarded_however_much_is_read(
+    proxy: Any, client: AsyncClient, reads: int | None
+) -> None:
+    workflow, session = Streams(reads), proxy.session()
+    proxy.engine.enqueue(Reply(proxy.says("abcd")), Reply(proxy.says("dcba")))
+    data = {"messages": [{"role": "user", "content": "abcd"}]}
+    outcome = await episode(client, WorkflowAgent(workflow), data, session)
+    assert (outcome.error, outcome.reward) == (None, 3.0)
+    assert workflow.text == ("abcddcba" if reads is None else "")
+    calls = proxy.calls(session)
+    assert [(call["status"], call["role"]) for call in calls] == [("complete", "main")] * 2
+    assert "free" not in [call["delivery"] for call in calls]
+    rewards = {one["interaction_id"]: one["value"] for one in proxy.get(f"/sessions/{outcome.session_id}")["rewards"]}
+    assert rewards == {call["id"]: value for call, value in zip(calls, (1.0, 2.0), strict=True)}
+    answers = [one.response for one in workflow.calls.values()]
+    assert [one.choices[0].message.content for one in answers] == ["abcd", "dcba"]
+    assert {one.choices[0].finish_reason for one in answers} == {"stop"}
+    assert [one.id for one in answers] == list(workflow.calls)
+
+
+async def test_a_stream_that_breaks_fails_its_reader_and_is_no_call(proxy: Any, client: AsyncClient) -> None:
+    class Breaks(RolloutWorkflow):
+        async def arun_episode(self, engine: Any, data: dict[str, Any]) -> Any:
+            client: Any = ArealOpenAI(engine=engine)
+            stream = await client.chat.completions.create(messages=data["messages"], stream=True)
+            with pytest.raises(openai.APIError):
+                async for _ in stream:
+                    pass
+            assert client.export_interactions() == {}
+            return None
+
+    session = proxy.session()
+    proxy.engine.enqueue(*[Reply(proxy.says("abcd"), drop_after=2)] * 20)
+    outcome = await episode(
+        client, WorkflowAgent(Breaks()), {"messages": [{"role": "user", "content": "abcd"}]}, session
+    )
+    assert outcome.error is None
+
+
+async def test_the_style_concat_exports_the_last_call_of_a_conversation(proxy: Any, client: AsyncClient) -> None:
+    session = proxy.session()
+    proxy.engine.enqueue(Reply(proxy.says("abcd")), Reply(proxy.says("dcba")))
+    task = {"messages": [{"role": "user", "content": "abcd"}], "answer": "dcba"}
+    outcome = await episode(client, WorkflowAgent(Turns(style="concat"), turn_discount=0.9), task, session)
+    assert outcome.error is None
+    _, second = proxy.calls(session)
+    (reward,) = proxy.get(f"/sessions/{outcome.session_id}")["rewards"]
+    assert (reward["interaction_id"], reward["value"]) == (second["id"], 1.0)
+
+
+async def test_the_style_concat_exports_a_call_for_each_branch(proxy: Any) -> None:
+    session = proxy.session()
+    async with openai.DefaultAsyncHttpxClient() as http:
+        sdk: Any = ArealOpenAI(SessionEngine(f"{proxy.url}/v1", session["api_key"], http))
+        messages: list[Any] = [{"role": "user", "content": "abcd"}]
+        first = await sdk.chat.completions.create(messages=messages, max_tokens=4)
+        messages.append(first.choices[0].message)
+        left = await sdk.chat.completions.create(messages=messages, max_tokens=4)
+        edited = [*messages[:1], {"role": "assistant", "content": "another answer"}, *messages[:1]]
+        right = await sdk.chat.completions.create(messages=edited, max_tokens=4)
+        asked = await sdk.responses.create(input="abcd", max_output_tokens=16)
+        items = [{"role": "user", "content": "abcd"}, *asked.output, {"role": "user", "content": "again"}]
+        again = await sdk.responses.create(input=items, max_output_tokens=16)
+    assert list(sdk.export_interactions("individual")) == [one.id for one in (first, left, right, asked, again)]
+    assert list(sdk.export_interactions("concat")) == [left.id, right.id, again.id]
 
 
 async def test_a_discount_that_is_not_the_runs_fails_the_session_by_name(proxy: Any, client: AsyncClient) -> None:
@@ -212,7 +341,6 @@ def test_a_function_that_another_process_cannot_import_is_refused() -> None:
 
 def test_rewards_of_unknown_calls_are_refused() -> None:
     from agentrl.areal import InferenceEngine
-    from agentrl.rollout.workflows.session_engine import SessionEngine
 
     assert InferenceEngine is SessionEngine
     client = ArealOpenAI(SessionEngine("http://127.0.0.1:1/v1", "key", openai.DefaultAsyncHttpxClient()))

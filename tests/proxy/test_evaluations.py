@@ -36,6 +36,7 @@ from agentrl.errors import RequestError
 from agentrl.rollout import held_out
 from agentrl.rollout.held_out import Evaluator, Setting, settings_of
 from agentrl.rollout.http import agent_http
+from agentrl.rollout.score import Result, Reward
 from agentrl.rollout.worker import work
 from agentrl.rollout.worker_display import Progress
 from agentrl.store import Database, evaluation_episodes, runs
@@ -402,6 +403,28 @@ async def test_the_interval_covers_the_value_of_a_repeated_evaluation(
         assert first["low"] <= again["reward"] <= first["high"]
         assert 0.05 < first["high"] - first["low"] < 0.5
         assert first["episodes"] == 24 * samples
+
+
+class Voter:
+    """Two of three samples agree: on the right answer for even tasks, on a wrong one for odd tasks."""
+
+    def __init__(self) -> None:
+        self.played = Counter[int]()
+
+    async def run(self, data: dict[str, Any], **extra: Any) -> Result:
+        self.played[data["n"]] += 1
+        right = (self.played[data["n"]] < 3) == (data["n"] % 2 == 0)
+        return Result(rewards=(Reward(value=float(right)),), answer=42 if right else "no")
+
+
+async def test_the_answers_of_the_samples_vote(start: Any, evaluator: Any) -> None:
+    with start(config(**EVALUATION)) as run:
+        await evaluator(run, Voter(), 3, samples=3, max_concurrent=1).evaluate(0, 0)
+        (found,) = run.evaluations()
+        samples = found["settings"]["s"]["samples"]
+        assert samples["maj"] == {"1": pytest.approx(5 / 9), "2": pytest.approx(5 / 9), "3": pytest.approx(2 / 3)}
+        rows = run.database.query(evaluation_episodes.episodes, run.id)
+        assert Counter(row["answer"] for row in rows) == {"42": 5, "no": 4}
 
 
 @contextmanager

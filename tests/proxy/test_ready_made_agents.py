@@ -99,6 +99,20 @@ async def test_a_wrong_answer_is_followed_by_feedback(proxy: Any, client: AsyncC
     assert second["new_messages"][-1]["content"] == "no"
 
 
+@pytest.mark.parametrize("agent", ["single_turn", "multi_turn", "tool_agent"])
+@pytest.mark.parametrize(
+    ("reward", "answer"), [("answered:right", "dc(B)"), ("choice", "B"), ({"function": "exact"}, "dc(b")]
+)
+async def test_the_session_has_the_answer_that_was_judged(
+    proxy: Any, client: AsyncClient, agent: str, reward: Any, answer: str
+) -> None:
+    proxy.engine.enqueue(Reply(proxy.says("dc(B)")))
+    args = {"max_turns": 1} if agent == "multi_turn" else {}
+    outcome = await episode(client, {"prompt": "abcd", "answer": "A"}, reward=reward, agent=agent, agent_args=args)
+    assert (outcome.error, outcome.reward) == (None, 0.0)
+    assert proxy.get(f"/sessions/{outcome.session_id}")["answer"] == answer
+
+
 async def test_turns_are_bounded(proxy: Any, client: AsyncClient) -> None:
     proxy.engine.enqueue(*(Reply(proxy.says("aaaa")) for _ in range(2)))
     outcome = await episode(

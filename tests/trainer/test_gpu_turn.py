@@ -15,7 +15,7 @@ from agentrl.configs.evaluation_config import EvalConfig
 from agentrl.configs.resources_config import Resources
 from agentrl.errors import StoreError
 from agentrl.store.training import memory_leases
-from agentrl.trainer import loop
+from agentrl.trainer import training_run
 from agentrl.trainer.publish import publish_client
 from agentrl.trainer.run import lease_renewal, publish_step
 from agentrl.trainer.run.lease_renewal import Renewal
@@ -56,7 +56,7 @@ def test_the_trainer_has_the_engines_memory_in_steps_and_not_while_it_waits(
     setup: Setup, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     waiting = seen_at(setup, monkeypatch, StoredLineage, "wait_for_batch")
-    computing = seen_at(setup, monkeypatch, loop, "update_policy")
+    computing = seen_at(setup, monkeypatch, training_run, "update_policy")
     completing = seen_at(setup, monkeypatch, StoredLineage, "complete")
     assert setup.train()
     assert setup.proxy.turns == TURN * 2
@@ -78,7 +78,7 @@ def test_a_failed_step_keeps_the_lease_without_renewing_it(setup: Setup, monkeyp
     def fails(*_: Any, **__: Any) -> None:
         raise Died
 
-    monkeypatch.setattr(loop, "update_policy", fails)
+    monkeypatch.setattr(training_run, "update_policy", fails)
     before = threading.active_count()
     with pytest.raises(Died):
         setup.train()

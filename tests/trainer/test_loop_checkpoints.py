@@ -10,9 +10,10 @@ from loop_setup import Died, Setup, same
 from safetensors.torch import load_file
 
 from agentrl.store.training import steps
-from agentrl.trainer import loop
+from agentrl.trainer import training_run
 from agentrl.trainer.checkpoints.checkpoint_writer import Writing
 from agentrl.trainer.run.trainer_state import Trainer
+from agentrl.trainer.training_run import TrainingRun
 
 
 @pytest.fixture
@@ -42,13 +43,13 @@ def slow_disk(monkeypatch: pytest.MonkeyPatch) -> list[Future[Any]]:
 def test_training_continues_while_a_checkpoint_is_written(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = slow_disk(monkeypatch)
     known: list[list[float]] = []
-    real = loop.publish
+    real = training_run.publish
 
     def publish(t: Trainer, version: int, tensors: Any) -> None:
         real(t, version, tensors)
         known.append(checkpointed(setup))
 
-    monkeypatch.setattr(loop, "publish", publish)
+    monkeypatch.setattr(training_run, "publish", publish)
     assert setup.train(checkpoint_every=2)
     assert setup.proxy.published == [1, 2, 3, 4, 5]
     assert known == [[0], [0, 0], [0, 0, 0], [0, 1, 0, 0], [0, 1, 0, 1, 1]]  # the next one waits for the one before
@@ -63,19 +64,20 @@ def test_a_trainer_killed_while_writing_a_checkpoint_resumes_from_the_one_before
     with whole.proxy:
         assert whole.train()
     whole.database.close()
-    real = loop.train_step
+    real = TrainingRun.update
 
-    def train_step(t: Trainer, batch: Any, waited_s: float) -> None:
+    def update(run: TrainingRun, batch: Any) -> Any:
         if batch.step == 5:
-            assert t.writing is not None
-            assert t.writing.future is not None
-            t.writing.future.result()  # a thread of a process that dies would be dead too
+            writing = run._t.writing
+            assert writing is not None
+            assert writing.future is not None
+            writing.future.result()  # a thread of a process that dies would be dead too
             raise Died
-        real(t, batch, waited_s)
+        return real(run, batch)
 
     with monkeypatch.context() as patch:
         slow_disk(patch)
-        patch.setattr(loop, "train_step", train_step)
+        patch.setattr(TrainingRun, "update", update)
         with pytest.raises(Died):
             setup.train(checkpoint_every=2)
     assert checkpointed(setup) == [0, 1, 0, 0]

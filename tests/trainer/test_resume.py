@@ -21,12 +21,11 @@ from agentrl.configs.trainer_config import LoraConfig
 from agentrl.errors import FencedError, UserError
 from agentrl.store import runs
 from agentrl.store.training import steps
-from agentrl.trainer import loop
 from agentrl.trainer.checkpoints import checkpoint, checkpoint_writer
 from agentrl.trainer.distributed import World
 from agentrl.trainer.publish.publish_client import Publisher
-from agentrl.trainer.run.trainer_state import Trainer
 from agentrl.trainer.stored_lineage import StoredLineage
+from agentrl.trainer.training_run import TrainingRun
 from agentrl.weights_folder import ADAPTER, TENSORS, checksum
 
 STEPS = 8
@@ -49,15 +48,15 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path, worl
 
 def die_before(monkeypatch: pytest.MonkeyPatch, setup: Setup, step: int, **settings: Any) -> None:
     """Train until `step` has its batch; then the trainer is gone."""
-    real = loop.train_step
+    real = TrainingRun.update
 
-    def train_step(t: Trainer, batch: Any, waited_s: float) -> None:
+    def update(run: TrainingRun, batch: Any) -> Any:
         if batch.step == step:
             raise Died
-        real(t, batch, waited_s)
+        return real(run, batch)
 
     with monkeypatch.context() as patch:
-        patch.setattr(loop, "train_step", train_step)
+        patch.setattr(TrainingRun, "update", update)
         with pytest.raises(Died):
             setup.train(**settings)
 

@@ -35,7 +35,12 @@ def documented() -> set[str]:
 
 def family(name: str) -> str:
     """The name that the docs have for it."""
-    for prefix, stands_for in (("reward/name/", "NAME"), ("reward/source/", "SOURCE"), ("off_policy/age_", "AGE")):
+    for prefix, stands_for in (
+        ("reward/name/", "NAME"),
+        ("reward/source/", "SOURCE"),
+        ("off_policy/age_", "AGE"),
+        ("rollout/", "NAME"),
+    ):
         if name.startswith(prefix):
             return prefix + stands_for
     return name
@@ -45,6 +50,7 @@ def test_documented_metrics_are_exactly_those_that_a_step_makes(setup: Setup) ->
     with setup.database.write() as conn:
         conn.exec_driver_sql("""UPDATE tasks SET data = '{"source": "sums"}'""")
         conn.exec_driver_sql("UPDATE interactions SET kv_mixed = true WHERE parent_id IS NOT NULL")
+        conn.exec_driver_sql("""UPDATE sessions SET stats = '{"tool_calls": 2.0}'""")
     found = made(setup, algorithm=Algorithm(preset="ppo", kl_coef=0.1))
     assert {family(name) for metrics in found for name in metrics} == documented() - ON_SOME_GPUS
 

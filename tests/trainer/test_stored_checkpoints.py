@@ -16,11 +16,10 @@ from agentrl.errors import StorageError, UserError
 from agentrl.storage import object_store
 from agentrl.storage.folder_manifest import MANIFEST
 from agentrl.storage.object_store import ObjectStore
-from agentrl.trainer import loop
 from agentrl.trainer.publish.publish_client import Publisher
 from agentrl.trainer.run.stored_checkpoints import can_fetch
-from agentrl.trainer.run.trainer_state import Trainer
 from agentrl.trainer.stored_lineage import StoredLineage
+from agentrl.trainer.training_run import TrainingRun
 
 KEY = "test/checkpoints"
 
@@ -41,17 +40,17 @@ def store(setup: Setup, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Obje
 
 def die_before(monkeypatch: pytest.MonkeyPatch, setup: Setup, step: int) -> None:
     """Train until `step` has its batch, and its last upload is done; then the trainer is gone."""
-    real = loop.train_step
+    real = TrainingRun.update
 
-    def train_step(t: Trainer, batch: Any, waited_s: float) -> None:
+    def update(run: TrainingRun, batch: Any) -> Any:
         if batch.step == step:
-            assert t.stored is not None
-            t.stored.wait()
+            assert run._t.stored is not None
+            run._t.stored.wait()
             raise Died
-        real(t, batch, waited_s)
+        return real(run, batch)
 
     with monkeypatch.context() as patch:
-        patch.setattr(loop, "train_step", train_step)
+        patch.setattr(TrainingRun, "update", update)
         with pytest.raises(Died):
             setup.train()
 

@@ -60,7 +60,7 @@ def token_losses(tokens: LossTokens, algorithm: Algorithm) -> tuple[Tensor, Sums
         "clip_fraction": clipped_S.sum().double(),
         "behavior_weight": weight_S.double().sum(),
         "behavior_weight_capped": outside_S.sum().double(),
-        "approx_kl": _behavior_kl(tokens).sum(),
+        "approx_kl": behavior_kl(tokens).sum(),
     }
     if tokens.keep_S is not None:
         loss_S = torch.where(tokens.keep_S, loss_S, 0.0)
@@ -77,6 +77,6 @@ def token_losses(tokens: LossTokens, algorithm: Algorithm) -> tuple[Tensor, Sums
     return loss_S, sums
 
 
-def _behavior_kl(tokens: LossTokens) -> Tensor:
+def behavior_kl(tokens: LossTokens) -> Tensor:
     """(S,) k3 estimate of KL(behavior ‖ trained): how far off-policy a token is."""
     return k3((tokens.logprobs_S.detach() - tokens.behavior_S).double())

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 from torch import Tensor
 
 from agentrl.domain.schemas import PROMPT_VERSION, Batch
+from agentrl.domain.session_stats import ROLLOUT, frequent_means
 from agentrl.store.training.batch_facts import BatchFacts
 from agentrl.trainer.algorithms.bounds import bounded_exp, k3
 from agentrl.trainer.packing import Sample
@@ -133,19 +134,15 @@ def _lengths(batch: Batch) -> Metrics:
 
 
 def outcome_metrics(batch: Batch, facts: BatchFacts) -> Metrics:
-    """Metrics from the store: rewards by name, returns by task source, calls that were cut off."""
+    """Metrics from the store: rewards by name, returns by source, what agents measured, calls that were cut off."""
     by_source: dict[str, dict[str, float]] = {}
     for t in batch.trajectories:
         if source := facts.sources.get(t.group_id):
             by_source.setdefault(source, {})[t.episode_id] = t.episode_return
     returns = {source: list(of_episodes.values()) for source, of_episodes in by_source.items()}
     return {
-        **{f"reward/name/{name}": mean for name, mean in _frequent_means(facts.rewards).items()},
-        **{f"reward/source/{source}": mean for source, mean in _frequent_means(returns).items()},
+        **{f"reward/name/{name}": mean for name, mean in frequent_means(facts.rewards, LABELS_KEPT).items()},
+        **{f"reward/source/{source}": mean for source, mean in frequent_means(returns, LABELS_KEPT).items()},
+        **{f"{ROLLOUT}/{name}": mean for name, mean in frequent_means(facts.stats).items()},
         "truncated_fraction": facts.truncated_calls / max(1, facts.calls),
     }
-
-
-def _frequent_means(values: Mapping[str, Sequence[float]]) -> Metrics:
-    frequent = sorted(values, key=lambda label: (-len(values[label]), label))[:LABELS_KEPT]
-    return {label: float(np.mean(values[label])) for label in frequent}

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Self
 
 from agentrl.domain.evaluation import Evaluation
+from agentrl.domain.session_stats import EVALUATION
 from agentrl.trainer.metrics.batch_metrics import Metrics
 from agentrl.trainer.metrics.metric_sinks import Sinks
 from agentrl.trainer.run_lineage import Lineage
@@ -58,14 +59,16 @@ class EvaluationReports:
 
 def metrics(evaluation: Evaluation) -> Metrics:
     """`evaluation/SETTING/FIGURE` and `evaluation/SETTING/SOURCE/FIGURE`, without the bounds of intervals that are
-    unknown. `pass@K` and `best@K` are figures of several samples.
+    unknown. `pass@K`, `best@K` and `maj@K` are figures of several samples. What agents measured is
+    `eval-rollout/SETTING/NAME`.
     """
     found: Metrics = {}
     for name, result in evaluation.settings.items():
         whole = result.as_json()
         for prefix, of in {name: whole, **{f"{name}/{s}": r for s, r in whole.get("sources", {}).items()}}.items():
             figures = {figure: of[figure] for figure in FIGURES if of[figure] is not None}
-            for kind in ("pass", "best"):
+            for kind in ("pass", "best", "maj"):
                 figures |= {f"{kind}@{k}": value for k, value in of.get("samples", {}).get(kind, {}).items()}
             found |= {f"evaluation/{prefix}/{figure}": float(value) for figure, value in figures.items()}
+        found |= {f"{EVALUATION}/{name}/{stat}": mean for stat, mean in whole.get("stats", {}).items()}
     return found

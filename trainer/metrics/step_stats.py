@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from agentrl.configs.algorithm import Algorithm
+from agentrl.trainer.algorithms.user_functions import PREFIX
 from agentrl.trainer.distributed import World
 from agentrl.trainer.metrics.batch_metrics import Metrics, drift_metrics, mismatch_metrics, ratio_metrics
 from agentrl.trainer.nonfinite import Seen
@@ -29,6 +30,8 @@ PER_TOKEN = (
     "value_loss",
 )
 """Metrics that are means over the loss tokens of all minibatches; the last two need a reference policy and a critic."""
+OF_OUR_LOSS = ("clip_fraction", "behavior_weight", "behavior_weight_capped", "masked_fraction", "kl_reference")
+"""Those that a loss function of the user does not compute."""
 SUMMED = (*PER_TOKEN, "loss", "tokens", "tokens_computed")
 """The figures that are summed over ranks."""
 
@@ -72,12 +75,16 @@ class StepStats:
         self.gaps += other.gaps
         self.drifts += other.drifts
 
-    def metrics(self, minibatches: int, algorithm: Algorithm, world: World) -> Metrics:
-        """The metrics of a step with this number of `minibatches`, over all ranks. Collective."""
-        sums = world.total({name: self.sums[name] for name in SUMMED})
+    def metrics(self, minibatches: int, algorithm: Algorithm, world: World, *, own_loss: bool = False) -> Metrics:
+        """The metrics of a step with this number of `minibatches`, over all ranks. `own_loss` says that a function of
+        the user computed the loss. Collective.
+        """
+        named = self._names_of_own_metrics(world) if own_loss else []
+        sums = world.total({name: self.sums[name] for name in (*SUMMED, *named)})
         absent = {"kl_reference": not algorithm.needs_reference, "value_loss": not algorithm.needs_critic}
+        absent |= dict.fromkeys(OF_OUR_LOSS, True) if own_loss else {}
         return {
-            **{name: sums[name] / max(1.0, sums["tokens"]) for name in PER_TOKEN if not absent.get(name)},
+            **{name: sums[name] / max(1.0, sums["tokens"]) for name in (*PER_TOKEN, *named) if not absent.get(name)},
             "loss": sums["loss"] / max(1, minibatches),
             "tokens_trained": sums["tokens"],
             "tokens_computed": sums["tokens_computed"],
@@ -85,6 +92,11 @@ class StepStats:
             **mismatch_metrics(_everyones(self.gaps, world)),
             **drift_metrics(_everyones(self.drifts, world)),
         }
+
+    def _names_of_own_metrics(self, world: World) -> list[str]:
+        """The names that the user's loss function returned on any rank. Collective."""
+        own = [name for name in self.sums if name.startswith(PREFIX)]
+        return sorted({name for names in world.everyones(own) for name in names})
 
 
 def mean(values: Sequence[float]) -> float:

@@ -10,6 +10,7 @@ import torch
 from agentrl import visible
 from agentrl.configs.run_config import RunConfig
 from agentrl.storage.object_store import ObjectStore
+from agentrl.trainer.algorithms.user_functions import Functions
 from agentrl.trainer.checkpoints.checkpoint import CHECKPOINTS, StepRecord
 from agentrl.trainer.checkpoints.checkpoint_writer import Writing
 from agentrl.trainer.distributed import World
@@ -38,6 +39,7 @@ class Trainer:
     publisher: Publisher | None  # rank 0 has one
     stop: Stop
     from_base: bool = False
+    functions: Functions = field(default_factory=Functions)  # the user's, in place of parts of the algorithm
     stored: StoredCheckpoints | None = None  # rank 0 may have them
     stored_weights: ObjectStore | None = None  # versions beside the disk, for rank 0
     step: int = 0

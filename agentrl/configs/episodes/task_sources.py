@@ -15,6 +15,8 @@ from agentrl.errors import did_you_mean
 FUNCTION = re.compile(r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")
 MAX_SOURCES = 64
 LONGEST_NAME = 100
+LEAST_AHEAD = 16_384
+"""Those that the first pass shuffles together (`domain.task_order.BLOCK`)."""
 
 
 class MessageTemplate(Section):
@@ -52,6 +54,12 @@ class TaskSource(Section):
     """
     limit: Positive | None = None
     """Number of rows to read, from the start; null: all."""
+    ahead: Annotated[int, Field(ge=LEAST_AHEAD, le=2**31)] | None = 100_000
+    """Tasks that are stored ahead of the run's data cursor; further ones follow as the run takes them, so a source may
+    have any number of tasks, or no end. null: all are stored at once, as they are for `epochs`.
+    """
+    args: dict[str, Any] = Field(default_factory=dict)
+    """Keyword arguments of the function, if `path` is `module:function`."""
 
     @model_validator(mode="after")
     def _one_prompt(self) -> TaskSource:
@@ -59,10 +67,21 @@ class TaskSource(Section):
             raise ValueError("give either `prompt` or `messages`")
         return self
 
+    @model_validator(mode="after")
+    def _only_functions_take_arguments(self) -> TaskSource:
+        if self.args and not self.is_function:
+            raise ValueError("`args` are arguments of `module:function`")
+        return self
+
     @property
     def is_function(self) -> bool:
         """Whether the source is `module:function`."""
         return FUNCTION.match(self.path) is not None
+
+    @property
+    def may_be_endless(self) -> bool:
+        """Whether the source is a function whose rows are not limited."""
+        return self.is_function and self.limit is None
 
     @property
     def label(self) -> str:
@@ -119,7 +138,7 @@ Tasks = Annotated[str | TaskSource | list[TaskSource], BeforeValidator(lambda v:
 
 def _without_weights_and_lengths(value: Any) -> Any:
     for source in sources_of(value):
-        for key in ("weight", "max_prompt_tokens"):
+        for key in ("weight", "max_prompt_tokens", "ahead"):
             if key in source.model_fields_set and getattr(source, key) != TaskSource.model_fields[key].default:
                 raise ValueError(f"{key}: only for training tasks, as every held-out task is evaluated")
     return value

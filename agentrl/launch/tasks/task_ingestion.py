@@ -3,6 +3,7 @@
     sources ──► TaskStream.batches ──► one transaction a batch: tasks + how far the source was read
 
 A process that dies loses only the batch that it was about to store. The next one continues behind the last stored row.
+A source of which `ahead` tasks more are stored than the run has taken waits until the run takes further ones.
 """
 
 from __future__ import annotations
@@ -10,11 +11,12 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
-from math import ceil
+from math import ceil, inf
+from typing import Any
 
 from agentrl.configs.episodes.task_sources import sources_of
 from agentrl.configs.run_config import RunConfig
@@ -24,10 +26,14 @@ from agentrl.domain import task_order
 from agentrl.errors import ConfigError, UserError
 from agentrl.launch import run_folder
 from agentrl.models import resolve_model
-from agentrl.store import Database, runs, task_rows
+from agentrl.store import Database, Row, runs, task_rows
 from agentrl.store.task_rows import NewSource
 
 NOTE_EVERY_S = 10.0
+POLL_S = 1.0
+"""How often a source that waits looks at the run's data cursor."""
+
+WAITS = "{:,} tasks are stored; further ones follow as the run takes them (tasks.ahead)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +43,7 @@ class Progress:
     stored: int
     usable: bool  # every source has the tasks with which a run can start
     complete: bool
+    waits: bool = False  # nothing is left to store until the run takes further tasks
 
 
 def check(config: RunConfig) -> list[NewSource]:
@@ -56,14 +63,22 @@ def check(config: RunConfig) -> list[NewSource]:
     return found
 
 
-def ingest(database: Database, run_id: str, config: RunConfig) -> Iterator[Progress]:
-    """Store what is missing of a run's tasks, batch by batch. Yields after each batch, and once at the start.
+def ingest(
+    database: Database, run_id: str, config: RunConfig, *, only_endless_wait: bool = False
+) -> Iterator[Progress]:
+    """Store what is missing of a run's tasks, batch by batch. Yields after each batch, and once at the start; while it
+    `waits`, at each step. With `only_endless_wait`, sources that have an end are stored wholly.
 
     Raises UserError for a source that cannot be read, and ConfigError for one whose files have changed since the run
     started groups; before that, a changed source is read anew.
     """
     rows = {row.source: row for row in database.query(task_rows.sources, run_id)}
     sources = sources_of(config.tasks)
+    ahead = {
+        number: source.ahead
+        for number, source in enumerate(sources)
+        if source.ahead is not None and config.epochs is None and (source.may_be_endless or not only_endless_wait)
+    }
     measured = [source for number, source in enumerate(sources) if not rows[number].complete]
     measure = measure_of(measured, partial(resolve_model, config.model, weights=config.steps > 0)) if measured else None
     with ExitStack() as held:
@@ -86,14 +101,20 @@ def ingest(database: Database, run_id: str, config: RunConfig) -> Iterator[Progr
         batches = {number: stream.batches(rows[number].rows_read) for number, stream in streams.items()}
         read = {number: rows[number].rows_read for number in streams}
         while True:
+            open_ = [number for number in streams if not rows[number].complete]
+            most = _most(database, run_id, {number: ahead[number] for number in open_ if number in ahead}, rows)
+            todo = [number for number in open_ if rows[number].stored < most.get(number, inf)]
             yield Progress(
                 sum(row.stored for row in rows.values()),
                 all(row.complete or row.stored >= row.block for row in rows.values()),
                 all(row.complete for row in rows.values()),
+                waits=bool(open_) and not todo,
             )
-            todo = [number for number in streams if not rows[number].complete]
-            if not todo:
+            if not open_:
                 return
+            if not todo:
+                rows = {row.source: row for row in database.query(task_rows.sources, run_id)}
+                continue
             number = min(todo, key=lambda one: (rows[one].stored / rows[one].weight, one))
             batch = next(batches[number])
             if batch.last and not rows[number].stored + len(batch.texts):
@@ -112,6 +133,15 @@ def ingest(database: Database, run_id: str, config: RunConfig) -> Iterator[Progr
             if rows[number].rows_read != batch.read:  # another process stores tasks of this run too
                 read[number] = rows[number].rows_read
                 batches[number] = streams[number].batches(read[number])
+
+
+def _most(database: Database, run_id: str, ahead: Mapping[int, int], rows: Mapping[int, Row[Any]]) -> dict[int, int]:
+    """How many tasks of each source may be stored now. The last batch may exceed it."""
+    if not ahead:
+        return {}
+    run = database.query(runs.get, run_id)
+    taken = task_order.drawn(run.data_cursor, [rows[number].weight for number in sorted(rows)], run.seed)
+    return {number: taken[number] + more for number, more in ahead.items()}
 
 
 def with_known_steps(database: Database, config: RunConfig) -> RunConfig:
@@ -156,10 +186,16 @@ async def follow(database: Database, run_id: str, config: RunConfig, note: Calla
 
 def _store(steps: Iterator[Progress], note: Callable[[str], None], stop: threading.Event) -> None:
     noted = started = time.monotonic()
-    begun = False
+    begun = waited = False
     for progress in steps:
         now = time.monotonic()
-        if progress.complete and begun:
+        if progress.waits:
+            if not waited:
+                note(WAITS.format(progress.stored))
+                waited, noted = True, now
+            if stop.wait(POLL_S):
+                return
+        elif progress.complete and begun:
             note(f"all {progress.stored:,} tasks are stored, after {now - started:.0f} s")
         elif now - noted >= NOTE_EVERY_S:
             note(f"{progress.stored:,} tasks are stored so far")

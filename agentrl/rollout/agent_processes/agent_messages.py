@@ -1,26 +1,23 @@
 """The messages between a rollout worker and a process that runs agents: lines of JSON.
 
-worker ══ {"config", "request_timeout_s"}        ══► process ══ {"ready": true} or {"error"}    ══► worker
-worker ══ {"run": id, "data", "extra"}           ══► process ══ {"id", "result"} or {"id", "error"} ══► worker
-worker ══ {"cancel": id}                         ══► process
-worker ══ {"ping": n}                            ══► process ══ {"pong": n, "rss_mb"}           ══► worker
+worker ══ {"config"}              ══► process ══ {"ready": {"pid"}} or {"error"}     ══► worker
+worker ══ {"id", "data", "extra"} ══► process ══ {"id", "result"} or {"id", "error"} ══► worker
+worker ══ {"cancel": id}          ══► process
+worker ══ {"ping": n}             ══► process ══ {"pong": n, "rss_mb", "slowed"}     ══► worker
+
+`slowed`: it cannot get its priority back (own_priority.py).
 """
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict
 
+from agentrl.domain import answer_text
 from agentrl.domain.schemas import Json
 from agentrl.domain.verdicts import Range
 from agentrl.rollout.score import Result, Reward
 
 LONGEST_LINE_BYTES = 64 * 2**20
-
-
-def line(message: Json) -> bytes:
-    """A message as it is sent."""
-    return json.dumps(message).encode() + b"\n"
 
 
 def result_json(result: Result) -> Json:
@@ -29,6 +26,8 @@ def result_json(result: Result) -> Json:
         "rewards": [asdict(reward) for reward in result.rewards],
         "trained_tokens": result.trained_tokens,
         "reject": result.reject,
+        "answer": answer_text.bounded(result.answer),
+        "stats": dict(result.stats),
     }
 
 
@@ -38,6 +37,8 @@ def read_result(message: Json) -> Result:
         rewards=tuple(Reward(**reward) for reward in message["rewards"]),
         trained_tokens=_ranges(message["trained_tokens"]),
         reject=message["reject"],
+        answer=message["answer"],
+        stats=message["stats"],
     )
 
 

@@ -18,8 +18,10 @@ from typing import Any, Self
 
 from agentrl.configs.run_config import RunConfig
 from agentrl.domain.schemas import Json
+from agentrl.processes.hosted_set import HostedSet
+from agentrl.processes.template import Template
 from agentrl.rollout.agent import Agent
-from agentrl.rollout.agent_processes.agent_process import PING_S, AgentProcess
+from agentrl.rollout.agent_processes.agent_process import HOST, PING_S, AgentProcess
 from agentrl.rollout.rewards.scored_agent import agent_of
 from agentrl.rollout.score import Result
 
@@ -45,9 +47,11 @@ class AgentPool:
         self._config = config
         self._json = config.model_dump(mode="json", exclude={"database_url"})
         self._most, self._scored = config.rollout.processes, config.reward is not None
-        self._processes: list[AgentProcess] = []
+        self._processes = HostedSet[AgentProcess]()
         self._starting: list[str] = []  # the groups whose first episodes wait for new processes
-        self._ending: set[asyncio.Task[None]] = set()
+        self._template: Template | None = None
+        self._loading = asyncio.Lock()  # held while the template starts
+        self._may_fork = True
         self._changed = asyncio.Condition()
         self._groups: dict[str, AgentProcess] = {}
         self._episodes = Counter[str]()  # running ones of each group
@@ -58,8 +62,9 @@ class AgentPool:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
     ) -> None:
-        ending = [asyncio.ensure_future(process.stop()) for process in self._processes]
-        await asyncio.gather(*ending, *self._ending)
+        await self._processes.stop()
+        if self._template is not None:
+            await self._template.stop()
 
     @asynccontextmanager
     async def place(self, group_id: str) -> AsyncIterator[PlacedAgent]:
@@ -72,8 +77,7 @@ class AgentPool:
 
     async def _reserve(self, group_id: str) -> AgentProcess:
         async with self._changed:
-            for dead in [one for one in self._processes if one.retiring and not one.running]:
-                self._discard(dead)
+            self._processes.discard_retired()
             while self._waits_for_its_group(group_id) or (
                 (process := self._choice(group_id)) is None and not self._may_start()
             ):
@@ -83,13 +87,23 @@ class AgentPool:
                 return self._taken(process, group_id)
             self._starting.append(group_id)
         try:
-            process = await AgentProcess.start(self._json)
-            self._processes.append(process)
+            process = await AgentProcess.start(self._json, await self._forkable())
+            self._processes.add(process)
             return self._taken(process, group_id)
         finally:
             self._starting.remove(group_id)
             async with self._changed:
                 self._changed.notify_all()
+
+    async def _forkable(self) -> Template | None:
+        """The process from which others are forked; None where that is impossible."""
+        async with self._loading:
+            if self._may_fork and (self._template is None or self._template.died):
+                if self._template is not None:
+                    await self._template.stop()
+                self._template = await Template.start(HOST, {"config": self._json})
+                self._may_fork = self._template is not None
+        return self._template
 
     def _choice(self, group_id: str) -> AgentProcess | None:
         """The process for an episode; None if a new one should start, or all are stalled."""
@@ -99,7 +113,7 @@ class AgentPool:
         usable = [process for process in self._processes if not process.retiring and not process.stalled]
         if self._may_start() and all(one.running for one in usable):
             return None
-        return min(usable, key=lambda process: process.running, default=None)
+        return min(usable, key=lambda process: (process.late, process.running), default=None)
 
     def _waits_for_its_group(self, group_id: str) -> bool:
         """Whether a process is starting for another episode of a group that must share one."""
@@ -123,17 +137,9 @@ class AgentPool:
         if not self._episodes[group_id]:
             del self._episodes[group_id], self._groups[group_id]
         process.retiring |= process.rss_mb > self._config.rollout.process_memory_mb
-        if process.retiring and not process.running and process in self._processes:
-            self._discard(process)
+        self._processes.discard_retired()
         async with self._changed:
             self._changed.notify_all()
-
-    def _discard(self, process: AgentProcess) -> None:
-        """Forget a process, and end it."""
-        self._processes.remove(process)
-        ending = asyncio.create_task(process.stop())
-        self._ending.add(ending)
-        ending.add_done_callback(self._ending.discard)
 
 
 @asynccontextmanager

@@ -8,6 +8,7 @@ from functools import partial
 from typing import NamedTuple
 
 from agentrl.configs.episodes.reward_config import RewardComponent, RewardConfig
+from agentrl.domain import answer_text
 from agentrl.domain.schemas import Json
 from agentrl.errors import AgentRLError, root_cause
 from agentrl.rollout.rewards.function_value import Value, value_of
@@ -28,10 +29,11 @@ class RewardFailed(AgentRLError):
 
 
 class Judged(NamedTuple):
-    """A function's value, and who gave it."""
+    """A function's value, who gave it, and the answer that it has read (`function_value.answer_in`)."""
 
     value: Value
     source: str
+    answer: str | None = None
 
 
 class Scorer:
@@ -50,7 +52,8 @@ class Scorer:
     async def score(self, answer: Json, *, group_id: str = "", session_id: str = "", group_size: int = 1) -> Score:
         """The weighted rewards of an answer, as `answer_of` builds it. Raises RewardFailed.
 
-        Batched functions wait for the other answers of the group.
+        Batched functions wait for the other answers of the group. What is judged is what the first function has read
+        that reads answers, else the text.
         """
         facts, components = await self._pool.facts(), self._config.functions
         calls = {}
@@ -71,7 +74,9 @@ class Scorer:
         ]
         if not rewards:
             raise RewardFailed("no reward function returned a value for this answer")
-        return Score(tuple(rewards))
+        read = (calls[name].result().answer for name in components)
+        text = answer_text.bounded(answer["completion"])
+        return Score(tuple(rewards), next((one for one in read if one is not None), text) or None)
 
     def ended(self, group_id: str, session_id: str, group_size: int) -> None:
         """Record that a session has ended, so that batches do not wait for its answer."""
@@ -89,7 +94,8 @@ class Scorer:
             attempt += 1
             try:
                 reply = await self._pool.call(name, answers, timeout_s)
-                return [Judged(value_of(value), component.function[:LONGEST_SOURCE]) for value in reply["values"]]
+                found, source = zip(reply["values"], reply["answers"], strict=True), component.function[:LONGEST_SOURCE]
+                return [Judged(value_of(value), source, read) for value, read in found]
             except CallFailed as error:
                 again = attempt <= self._config.retries and not error.final
                 log.warning("reward %s, attempt %d: %s", name, attempt, error)

@@ -1,20 +1,51 @@
-"""Reads what a reward function returns: a number, named numbers, or nothing; a list of them for a batch."""
+"""Reads what a reward function returns: a number, named numbers, or nothing; a list of them for a batch. A function may
+also return the answer that it has read in the text.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
 
+from agentrl.domain.answer_text import bounded
 from agentrl.errors import UserError
 
 Value = float | dict[str, float] | None
 SCORE = "score"
+ANSWERS = ("answer", "pred")
+"""Keys of the answer beside `score`: ours, and verl's."""
+NOT_FOUND = ""
+"""The answer of a text in which the function has found none."""
 MOST_NAMES, LONGEST_NAME = 64, 35
 """With the component's name, a name has at most the 100 characters that the proxy accepts."""
 
 
 class BadValue(UserError):
     """The function returned no finite number."""
+
+
+class Graded(float):
+    """A value, with the answer that the function has read in the text; None: it has found none."""
+
+    answer: str | None
+
+    def __new__(cls, value: float, answer: str | None) -> Graded:
+        """Make one."""
+        made = super().__new__(cls, value)
+        made.answer = answer
+        return made
+
+
+def answer_in(result: object) -> str | None:
+    """The answer that a function has read, as it is stored; NOT_FOUND if there is none in the text. None if the
+    function reads no answers.
+    """
+    if isinstance(result, Graded):
+        return bounded(result.answer) or NOT_FOUND
+    if isinstance(result, Mapping) and SCORE in result:
+        found = [result[key] for key in ANSWERS if key in result]
+        return None if not found else NOT_FOUND if found[0] is None else bounded(str(found[0])) or NOT_FOUND
+    return None
 
 
 def value_of(result: object) -> Value:
@@ -35,14 +66,14 @@ def value_of(result: object) -> Value:
     return _finite(result)
 
 
-def values_of_batch(result: object, count: int) -> list[Value]:
-    """The values of a batch, one for each of its `count` answers. Raises BadValue."""
+def listed_of_batch(result: object, count: int) -> list[object]:
+    """What a function returned for each of the `count` answers of a batch. Raises BadValue."""
     tolist = getattr(result, "tolist", None)  # an array or a tensor
     listed = tolist() if callable(tolist) else result
     if not isinstance(listed, Sequence) or isinstance(listed, str) or len(listed) != count:
         got = f"{len(listed)} values" if isinstance(listed, Sequence) and not isinstance(listed, str) else repr(result)
         raise BadValue(f"returned {got[:100]} for a batch of {count} answers")
-    return [value_of(one) for one in listed]
+    return list(listed)
 
 
 def _is_name(name: object) -> bool:

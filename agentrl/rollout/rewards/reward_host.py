@@ -1,7 +1,8 @@
 """A process that runs reward functions: `python -m agentrl.rollout.rewards.reward_host FD`.
 
     pool ══ {"functions", "memory_mb"} ══► load ══ {"ready": {name: facts}} or {"error"} ══► pool
-    pool ══ {"id", "name", "answers", "timeout_s"} ══► call ══ {"id", "values" or "error", "rss_mb"} ══► pool
+    pool ══ {"id", "name", "answers", "timeout_s"} ══► call ══ {"id", "values", "answers", "rss_mb"} ══► pool
+                                                        └══ {"id", "error", "rss_mb"} ══► pool
 
 Messages are lines of JSON. A plain function runs in the main thread, one at a time and without an event loop, so it may
 use signals and `asyncio.run`. Several `async def` functions run at the same time, in one event loop of another thread.
@@ -14,37 +15,33 @@ import contextlib
 import json
 import os
 import resource
-import socket
 import sys
 import threading
 from typing import TYPE_CHECKING, Any
 
 from agentrl.errors import AgentRLError
+from agentrl.processes.hosted import inherited, line, rss_mb
 from agentrl.rollout.rewards.function_call import RewardFunction, Unusable, load_function
-from agentrl.rollout.rewards.function_value import value_of, values_of_batch
+from agentrl.rollout.rewards.function_value import answer_in, listed_of_batch, value_of
 
 if TYPE_CHECKING:
     from agentrl.domain.schemas import Json
 
 LONGEST_LINE_BYTES = 256 * 2**20
 LONGEST_ERROR = 1_500
-NICENESS = 5
-"""Functions leave the processor to agents, heartbeats and engines."""
 
 
 def main(connected: str) -> None:
     """Load the functions, and answer calls until the connection (an open socket) ends."""
-    connection = socket.socket(fileno=int(connected))
-    connection.set_inheritable(False)
+    connection = inherited(connected)
     lines, sending = connection.makefile("rb"), threading.Lock()
 
     def send(message: Json) -> None:
         with sending, contextlib.suppress(ConnectionError):
-            connection.sendall(json.dumps(message).encode() + b"\n")
+            connection.sendall(line(message))
 
     setup = json.loads(lines.readline(LONGEST_LINE_BYTES))
     _bound_memory(2 * int(setup["memory_mb"]) * 2**20)
-    os.nice(NICENESS)
     try:
         functions = {
             name: load_function(one["function"], one["args"], one["batched"], one["field"])
@@ -56,8 +53,8 @@ def main(connected: str) -> None:
     if any(function.is_async for function in functions.values()):
         threading.Thread(target=loop.run_forever, daemon=True).start()
     send({"ready": {name: _facts(function) for name, function in functions.items()}})
-    while line := lines.readline(LONGEST_LINE_BYTES):
-        call = json.loads(line)
+    while text := lines.readline(LONGEST_LINE_BYTES):
+        call = json.loads(text)
         function = functions[call["name"]]
         if function.is_async:
             asyncio.run_coroutine_threadsafe(_answer_async(function, call, send), loop)
@@ -96,12 +93,13 @@ async def _answer_async(function: RewardFunction, call: Json, send: Any) -> None
 
 
 def _reply(call: Json, function: RewardFunction, result: object) -> Json:
-    values = values_of_batch(result, len(call["answers"])) if function.batched else [value_of(result)]
-    return {"id": call["id"], "values": values, "rss_mb": _rss_mb()}
+    found = listed_of_batch(result, len(call["answers"])) if function.batched else [result]
+    values, answers = [value_of(one) for one in found], [answer_in(one) for one in found]
+    return {"id": call["id"], "values": values, "answers": answers, "rss_mb": rss_mb()}
 
 
 def _failure(call: Json, error: Exception) -> Json:
-    return {"id": call["id"], "error": error_text(error), "final": isinstance(error, Unusable), "rss_mb": _rss_mb()}
+    return {"id": call["id"], "error": error_text(error), "final": isinstance(error, Unusable), "rss_mb": rss_mb()}
 
 
 def error_text(error: BaseException) -> str:
@@ -110,15 +108,6 @@ def error_text(error: BaseException) -> str:
     return text[:LONGEST_ERROR].encode(errors="replace").decode()
 
 
-def _rss_mb() -> float:
-    try:
-        with open("/proc/self/statm") as file:
-            return int(file.read().split()[1]) * resource.getpagesize() / 2**20
-    except OSError:  # not Linux: the peak
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
-
-
 if __name__ == "__main__":
-    sys.stdout = sys.stderr
     main(*sys.argv[1:])
     os._exit(0)  # the pool is gone: threads of functions are not awaited

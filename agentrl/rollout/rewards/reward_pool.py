@@ -16,6 +16,7 @@ from typing import Self
 
 from agentrl.configs.episodes.reward_config import RewardConfig
 from agentrl.domain.schemas import Json
+from agentrl.processes.hosted_set import HostedSet
 from agentrl.rollout.rewards.reward_process import RewardProcess
 
 ASYNC_CALLS = 64
@@ -31,9 +32,8 @@ class RewardPool:
             name: one.model_dump(include={"function", "args", "batched"}) | {"field": _field(config, name, field)}
             for name, one in config.functions.items()
         }
-        self._processes: list[RewardProcess] = []
+        self._processes = HostedSet[RewardProcess]()
         self._starting = 0
-        self._ending: set[asyncio.Task[None]] = set()
         self._changed = asyncio.Condition()
         self._first = asyncio.Lock()
         self._facts: Json | None = None
@@ -44,8 +44,7 @@ class RewardPool:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
     ) -> None:
-        ending = [asyncio.ensure_future(process.stop()) for process in self._processes]
-        await asyncio.gather(*ending, *self._ending)
+        await self._processes.stop()
 
     @property
     def size(self) -> int:
@@ -74,8 +73,7 @@ class RewardPool:
         shared = name is not None and self._facts is not None and self._facts[name]["is_async"]
         async with self._changed:
             while True:
-                for ended in [one for one in self._processes if one.retiring and not one.running]:
-                    self._discard(ended)
+                self._processes.discard_retired()
                 process = self._free(shared)
                 if process is not None:
                     break
@@ -91,8 +89,8 @@ class RewardPool:
             self._starting -= 1
             async with self._changed:
                 self._changed.notify_all()
-        self._facts = process.facts
-        self._processes.append(process)
+        self._facts = process.ready
+        self._processes.add(process)
         return self._reserve(process, shared)
 
     def _free(self, shared: bool) -> RewardProcess | None:
@@ -113,17 +111,9 @@ class RewardPool:
         process.exclusive = False
         most = self._config.recycle_after
         process.retiring |= bool(most and process.calls >= most) or process.rss_mb > self._config.memory_mb
-        if process.retiring and not process.running and process in self._processes:
-            self._discard(process)
+        self._processes.discard_retired()
         async with self._changed:
             self._changed.notify_all()
-
-    def _discard(self, process: RewardProcess) -> None:
-        """Forget a process, and end it."""
-        self._processes.remove(process)
-        ending = asyncio.create_task(process.stop())
-        self._ending.add(ending)
-        ending.add_done_callback(self._ending.discard)
 
 
 def _field(config: RewardConfig, name: str, field: str) -> str:

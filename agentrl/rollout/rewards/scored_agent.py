@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+import logging
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -18,7 +19,9 @@ from agentrl.rollout.rewards.answers import answer_of
 from agentrl.rollout.rewards.async_reward import pools_closed
 from agentrl.rollout.rewards.reward_pool import RewardPool
 from agentrl.rollout.score import Score
+from agentrl.rollout.tools.mcp_tools import shared_servers_closed
 
+log = logging.getLogger(__name__)
 JUDGE = "judge"
 """The verifier whose argument `model` names an upstream."""
 
@@ -32,6 +35,7 @@ class ScoredAgent:
 
     def __init__(self, agent: Agent, scorer: Scorer, group_size: int) -> None:
         self._agent, self._scorer, self._group_size = agent, scorer, group_size
+        self._warned = False
 
     async def run(self, data: Json, **extra: Any) -> Any:
         """Run an episode of the agent."""
@@ -40,15 +44,24 @@ class ScoredAgent:
         group_id = str(extra.get("group_id") or session_id)
         size = 1 if is_eval else self._group_size
         about = {"is_eval": is_eval, "base_url": extra["base_url"], "api_key": extra["api_key"]}
+        scored = False
 
         async def score(messages: Sequence[Any], reply: object, *, turn: int = 1, alone: bool = False) -> Score:
+            nonlocal scored
+            scored = True
             answer = answer_of(data, messages, reply, turn=turn, **about)
             return await self._scorer.score(
                 answer, group_id=group_id, session_id=session_id, group_size=1 if alone else size
             )
 
         try:
-            return await self._agent.run(data, **extra, score=score, wants_ids=await self._scorer.wants_ids())
+            result = await self._agent.run(data, **extra, score=score, wants_ids=await self._scorer.wants_ids())
+            if not scored and not self._warned:
+                self._warned = True
+                log.warning(
+                    'an episode ended without a call of extra["score"]: the run\'s reward functions were not asked'
+                )
+            return result
         finally:
             self._scorer.ended(group_id, session_id, size)
 
@@ -57,13 +70,21 @@ def check_agent(config: RunConfig) -> None:
     """Load the agent, the reward functions and the filter of a run. Raises UserError when one cannot be loaded."""
     load_accept(config.rollout.accept)
     load_agent(config.agent, config.agent_args, scored=config.reward is not None)
+    user = config.agent_args.get("user") if config.agent == "tool_agent" else None
+    _check_upstream(config, user.get("model") if isinstance(user, Mapping) else None, "agent_args.user.model")
     if config.reward is not None:
         for name, one in config.reward.functions.items():
-            judge = one.args.get("model") if one.function == JUDGE else None
-            if judge is not None and judge not in config.proxy.upstreams:
-                near = did_you_mean(str(judge), config.proxy.upstreams) if config.proxy.upstreams else ""
-                raise UserError(f"reward {name}: args.model: there is no upstream {judge!r} in proxy.upstreams{near}")
+            _check_upstream(
+                config, one.args.get("model") if one.function == JUDGE else None, f"reward {name}: args.model"
+            )
         asyncio.run(_load_rewards(config.reward))
+
+
+def _check_upstream(config: RunConfig, model: object, field: str) -> None:
+    """Raise UserError unless `model` is None or an upstream of the run."""
+    if model is not None and model not in config.proxy.upstreams:
+        near = did_you_mean(str(model), config.proxy.upstreams) if config.proxy.upstreams else ""
+        raise UserError(f"{field}: there is no upstream {model!r} in proxy.upstreams{near}")
 
 
 async def _load_rewards(config: RewardConfig) -> None:
@@ -81,8 +102,8 @@ async def agent_of(config: RunConfig) -> AsyncIterator[Agent]:
         turn_discount=config.rollout.turn_discount,
     )
     if config.reward is None:
-        async with pools_closed():
+        async with pools_closed(), shared_servers_closed():
             yield agent
         return
-    async with pools_closed(), RewardPool(config.reward) as pool:
+    async with pools_closed(), shared_servers_closed(), RewardPool(config.reward) as pool:
         yield ScoredAgent(agent, Scorer(config.reward, pool), config.rollout.group_size)

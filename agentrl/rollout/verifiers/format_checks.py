@@ -7,6 +7,7 @@ import re
 from typing import Any
 
 from agentrl.rollout.rewards.function_call import Unusable
+from agentrl.rollout.rewards.function_value import Graded
 
 THINKING = re.compile(r"\s*<think>(.*?)</think>(.*)", re.DOTALL)
 FENCED = re.compile(r"```(?:json)?\s*\n(.*?)```", re.DOTALL)
@@ -14,10 +15,14 @@ FENCED = re.compile(r"```(?:json)?\s*\n(.*?)```", re.DOTALL)
 
 def regex(completions: str, pattern: str, full: bool = False) -> float:
     """1 if the whole text that the model wrote, thinking included, matches `pattern` somewhere, or with `full` from
-    its beginning to its end.
+    its beginning to its end. The first group of `pattern`, if it has one, is the answer: that of the last match.
     """
-    matched = re.fullmatch(pattern, completions, re.DOTALL) if full else re.search(pattern, completions, re.MULTILINE)
-    return float(matched is not None)
+    expression = re.compile(pattern, re.DOTALL if full else re.MULTILINE)
+    matches = [expression.fullmatch(completions)] if full else list(expression.finditer(completions))
+    value = float(any(matches))
+    if not expression.groups:
+        return value
+    return Graded(value, matches[-1][1] if matches and matches[-1] else None)
 
 
 def think_format(completions: str) -> float:

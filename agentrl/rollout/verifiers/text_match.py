@@ -7,38 +7,40 @@ import re
 import unicodedata
 from typing import Any
 
+from agentrl.rollout.rewards.function_value import Graded
+
 MOST_CHARACTERS = 1_000
 """Longer texts are compared by their ends, since the comparison's cost grows with the square of the length."""
 EDGES = " \t\r\n.,;:!?\"'`*()[]{}"
 
 
-def exact(completion: str, ground_truth: Any, pattern: str | None = None, normalize: bool = True) -> float:
+def exact(completion: str, ground_truth: Any, pattern: str | None = None, normalize: bool = True) -> Graded:
     """1 if the answer equals the expected text, or one of a list of texts. `pattern` is a regular expression with a
     group that finds the answer in the text; its last match counts. `normalize` ignores case, white space, and
     punctuation at both ends.
     """
     answer = found(completion, pattern)
     if answer is None:
-        return 0.0
-    expected = ground_truth if isinstance(ground_truth, list) else [ground_truth]
-    if not normalize:
-        return float(answer in map(str, expected))
-    return float(normalized(answer) in [normalized(str(one)) for one in expected])
+        return Graded(0.0, None)
+    expected = [str(one) for one in (ground_truth if isinstance(ground_truth, list) else [ground_truth])]
+    if normalize:
+        answer, expected = normalized(answer), list(map(normalized, expected))
+    return Graded(float(answer in expected), expected[0] if answer in expected else answer)
 
 
-def fuzzy(completion: str, ground_truth: Any, pattern: str | None = None, threshold: float = 0.0) -> float:
+def fuzzy(completion: str, ground_truth: Any, pattern: str | None = None, threshold: float = 0.0) -> Graded:
     """The similarity of the answer and the expected text, from 0 to 1 (difflib's ratio of normalised texts); 0 below
     `threshold`.
     """
     answer = found(completion, pattern)
     if answer is None:
-        return 0.0
+        return Graded(0.0, None)
     expected = ground_truth if isinstance(ground_truth, list) else [ground_truth]
     best = max((_ratio(normalized(answer), normalized(str(one))) for one in expected), default=0.0)
-    return best if best >= threshold else 0.0
+    return Graded(best if best >= threshold else 0.0, normalized(answer))
 
 
-def choice(completion: str, ground_truth: Any, letters: str = "ABCD") -> float:
+def choice(completion: str, ground_truth: Any, letters: str = "ABCD") -> Graded:
     """1 if the answer chooses the expected letter. `ground_truth` is a letter, or the index of one. The last choice in
     the text counts: `\\boxed{B}`, "answer is B", "(B)", or a line with the letter alone.
     """
@@ -53,8 +55,8 @@ def choice(completion: str, ground_truth: Any, letters: str = "ABCD") -> float:
     for form in forms:
         chosen = re.findall(form, completion[-MOST_CHARACTERS:], re.IGNORECASE | re.MULTILINE)
         if chosen:
-            return float(chosen[-1].upper() == expected)
-    return 0.0
+            return Graded(float(chosen[-1].upper() == expected), chosen[-1].upper())
+    return Graded(0.0, None)
 
 
 def found(text: str, pattern: str | None) -> str | None:

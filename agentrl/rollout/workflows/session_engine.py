@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -24,6 +25,14 @@ class Sampled:
     versions: list[int]
 
 
+@dataclass(frozen=True, slots=True)
+class EngineSettings:
+    """What AReaL's agents read in `engine.config`."""
+
+    request_timeout: float | None
+    """Seconds that a call may take; None: no limit."""
+
+
 class SessionEngine:
     """The engine of one episode. `sampled` holds its answers, oldest first; `turn_discount` is the run's."""
 
@@ -31,6 +40,16 @@ class SessionEngine:
         self.base_url, self.api_key, self.http = base_url, api_key, http
         self.turn_discount = turn_discount
         self.sampled: list[Sampled] = []
+        self._before_end: list[Callable[[], Awaitable[None]]] = []
+
+    def before_end(self, finish: Callable[[], Awaitable[None]]) -> None:
+        """Call `finish` when the workflow has returned, before its episode ends."""
+        self._before_end.append(finish)
+
+    async def finish(self) -> None:
+        """Finish what the workflow left open, such as streams that it did not read to their end."""
+        for finish in self._before_end:
+            await finish()
 
     async def agenerate(self, req: ModelRequest) -> ModelResponse:
         """Sample one answer. Several requests may run at the same time.
@@ -58,6 +77,11 @@ class SessionEngine:
             latency=time.monotonic() - started,
             interaction_id=found.call_id,
         )
+
+    @property
+    def config(self) -> EngineSettings:
+        """The settings of this worker's calls."""
+        return EngineSettings(self.http.timeout.read)
 
     def get_version(self) -> int:
         """The newest weight version that has sampled a token of this episode; 0 before the first."""

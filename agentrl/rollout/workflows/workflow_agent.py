@@ -10,12 +10,14 @@ from __future__ import annotations
 import copy
 import inspect
 from collections.abc import Mapping
+from dataclasses import fields
 from typing import Any
 
 from agentrl.domain.schemas import Json
-from agentrl.errors import UserError
+from agentrl.errors import UserError, did_you_mean
 from agentrl.rollout.score import Result, Reward, finite
 from agentrl.rollout.workflows import workflow_context
+from agentrl.rollout.workflows.model_io import GenerationHyperparameters
 from agentrl.rollout.workflows.rollout_workflow import RolloutWorkflow
 from agentrl.rollout.workflows.session_engine import SessionEngine
 from agentrl.rollout.workflows.tensor_results import trained_ranges
@@ -29,6 +31,17 @@ def is_workflow(factory: object) -> bool:
     return inspect.iscoroutinefunction(getattr(factory, "arun_episode", None))
 
 
+def workflow_arguments(args: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of a workflow's class: AReaL's `gconfig` may be given as a mapping. Raises UserError."""
+    given = args.get("gconfig")
+    if not isinstance(given, Mapping):
+        return dict(args)
+    known = [one.name for one in fields(GenerationHyperparameters)]
+    if unknown := sorted(map(str, given.keys() - set(known))):
+        raise UserError(f"agent_args.gconfig: there is no {unknown[0]!r}{did_you_mean(unknown[0], known)}")
+    return {**args, "gconfig": GenerationHyperparameters(**given)}
+
+
 class WorkflowAgent:
     """An agent that runs a workflow, which all episodes share. `turn_discount` is the run's."""
 
@@ -40,7 +53,10 @@ class WorkflowAgent:
         engine = SessionEngine(extra["base_url"], extra["api_key"], extra["http_client"], self._turn_discount)
         group_id = extra.get("group_id")
         workflow_context.set(WorkflowContext(bool(extra.get("is_eval")), None if group_id is None else str(group_id)))
-        return result_of_workflow(await self._workflow.arun_episode(engine, copy.deepcopy(data)), engine)
+        async with workflow_context.http_client(engine.http.timeout):
+            found = await self._workflow.arun_episode(engine, copy.deepcopy(data))
+            await engine.finish()
+            return result_of_workflow(found, engine)
 
 
 def result_of_workflow(found: object, engine: SessionEngine) -> Result:

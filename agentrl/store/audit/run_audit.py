@@ -11,15 +11,27 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Set
 
-from sqlalchemy import Connection, func, select
+from sqlalchemy import Connection, and_, func, select
 
 from agentrl.domain.schemas import InteractionStatus, Json, StepState
-from agentrl.store import events, runs, task_rows
+from agentrl.store import events, runs, sample_flow, task_rows
 from agentrl.store.audit import group_audit, group_rows, lineage_audit
 from agentrl.store.audit.lineage_audit import Lineage
 from agentrl.store.audit.trajectory_checks import StepTotals
 from agentrl.store.db import codec
-from agentrl.store.tables import contents, groups, interactions, step_trajectories, steps, tasks, trajectories
+from agentrl.store.sessions import task_skips
+from agentrl.store.tables import (
+    contents,
+    groups,
+    interactions,
+    sessions,
+    skipped_tasks,
+    step_trajectories,
+    steps,
+    tasks,
+    token_facts,
+    trajectories,
+)
 
 PAGE_GROUPS = 32
 REMEMBERED_CONTENTS = 10_000
@@ -48,9 +60,12 @@ def scan(conn: Connection, run_id: str, progress: Progress = lambda done, total:
         after, done = ids[-1], done + len(ids)
         progress(done, in_all)
     yield from _steps(lineage, totals)
-    yield from _counters(lineage, states)
+    yield from _counters(lineage, states, task_skips.count(conn, run_id))
     yield from _foreign_rows(conn, run_id)
+    yield from _token_facts(conn, run_id)
+    yield from _samples(conn, run_id)
     yield from _task_sources(conn, run_id)
+    yield from _skipped_tasks(conn, run_id, lineage)
 
 
 def _page(conn: Connection, run_id: str, after: str) -> list[str]:
@@ -84,7 +99,7 @@ def _steps(lineage: Lineage, totals: dict[str, StepTotals]) -> Iterator[str]:
                 yield f"steps {step.id}: {name} is {have}, its rows say {value}"
 
 
-def _counters(lineage: Lineage, states: Counter[str]) -> Iterator[str]:
+def _counters(lineage: Lineage, states: Counter[str], skipped: int) -> Iterator[str]:
     """The run's admission counters are those of its groups."""
     run = lineage.run
     expected = {
@@ -95,8 +110,9 @@ def _counters(lineage: Lineage, states: Counter[str]) -> Iterator[str]:
     for name, value in expected.items():
         if getattr(run, name) != value:
             yield f"runs {run.id}: counter {name} is {getattr(run, name)}, its groups say {value}"
-    if run.data_cursor < run.admitted:
-        yield f"runs {run.id}: data_cursor is {run.data_cursor}, but {run.admitted} groups were admitted"
+    if run.data_cursor < run.admitted + skipped:
+        also = f" and {skipped} tasks skipped" if skipped else ""
+        yield f"runs {run.id}: data_cursor is {run.data_cursor}, but {run.admitted} groups were admitted{also}"
 
 
 def _foreign_rows(conn: Connection, run_id: str) -> Iterator[str]:
@@ -109,6 +125,34 @@ def _foreign_rows(conn: Connection, run_id: str) -> Iterator[str]:
     )
     for step_id, trajectory_id in rows:
         yield f"step_trajectories {step_id} {trajectory_id}: the trajectory is not of the step's run"
+
+
+def _token_facts(conn: Connection, run_id: str) -> Iterator[str]:
+    """Facts of a trained trajectory are of all its trained tokens."""
+    trained = step_trajectories.c
+    rows = conn.execute(
+        select(token_facts.c.step_id, token_facts.c.trajectory_id, token_facts.c.tokens, trained.tokens_trained)
+        .join(
+            step_trajectories,
+            and_(trained.step_id == token_facts.c.step_id, trained.trajectory_id == token_facts.c.trajectory_id),
+        )
+        .join(steps, steps.c.id == token_facts.c.step_id)
+        .where(steps.c.run_id == run_id, token_facts.c.tokens != trained.tokens_trained)
+    )
+    for step_id, trajectory_id, tokens, wanted in rows:
+        yield f"token_facts {step_id} {trajectory_id}: facts of {tokens} tokens, but its step trained {wanted}"
+
+
+def _samples(conn: Connection, run_id: str) -> Iterator[str]:
+    """Each training session has trajectories, or is in one band of those that have none."""
+    bands = sample_flow.of_run(conn, run_id)["bands"]
+    found = sum(band["samples"] for band in bands if band["band"] in ("open", "without calls"))
+    of_run = trajectories.c.run_id == run_id
+    found += conn.execute(select(func.count(trajectories.c.session_id.distinct())).where(of_run)).scalar_one()
+    training = sessions.c.run_id == run_id, sessions.c.is_eval.is_(False)
+    wanted = conn.execute(select(func.count()).select_from(sessions).where(*training)).scalar_one()
+    if found != wanted:
+        yield f"runs {run_id}: {wanted} training sessions, but the bands of its samples have {found}"
 
 
 def _task_sources(conn: Connection, run_id: str) -> Iterator[str]:
@@ -124,6 +168,29 @@ def _task_sources(conn: Connection, run_id: str) -> Iterator[str]:
         end = None if source.stored == 0 else (source.stored - 1) * len(sources) + source.source
         if (count, last) != (source.stored, end):
             yield f"task_sources {run_id} {source.name}: {source.stored} tasks are recorded, {count} are stored"
+
+
+def _skipped_tasks(conn: Connection, run_id: str, lineage: Lineage) -> Iterator[str]:
+    """A skipped cursor was given out, to no group; its task is the one of that cursor, in a pass after the first."""
+    here = (groups.c.run_id == skipped_tasks.c.run_id, groups.c.cursor == skipped_tasks.c.cursor)
+    rows = conn.execute(
+        select(skipped_tasks, groups.c.id.label("group_id"))
+        .outerjoin(groups, and_(*here))
+        .where(skipped_tasks.c.run_id == run_id)
+        .order_by(skipped_tasks.c.cursor)
+    ).all()
+    for row in rows:
+        name = f"skipped_tasks {run_id} {row.cursor}"
+        if row.cursor >= lineage.run.data_cursor:
+            yield f"{name}: its cursor was never given out"
+            continue
+        if row.group_id is not None:
+            yield f"{name}: group {row.group_id} has its cursor"
+        draw = task_rows.draw(conn, run_id, row.cursor, lineage.run.seed)
+        if draw.task.id != row.task_id:
+            yield f"{name}: it skipped task {row.task_id}, but its turn was that of {draw.task.id}"
+        if draw.number_of_pass == 0:
+            yield f"{name}: it is in the first pass"
 
 
 def _contents(conn: Connection, hashes: Set[str]) -> Iterator[str]:

@@ -25,13 +25,22 @@ _STATES = {  # state of a training group → states of its trajectories, and of 
 def check_group(rows: GroupRows, lineage: Lineage) -> Iterator[str]:
     group, name = rows.group, f"groups {rows.group.id}"
     unbuilt = sum(not session.built for session in rows.sessions.values())
-    if (group.state == "running") != (unbuilt > 0):
-        yield f"{name}: it is {group.state} with {unbuilt} sessions that are not built"
+    waits = group.due_at is not None  # for sessions that may join it
+    if (group.state == "running") != (unbuilt > 0 or waits):
+        more = ", and waits for more" if waits else ""
+        yield f"{name}: it is {group.state} with {unbuilt} sessions that are not built{more}"
     if (group.state == "running") != (group.finished_at is None):
         yield f"{name}: it is {group.state}, finished at {group.finished_at}"
     roots = sorted(s.sample_index for s in rows.sessions.values() if s.parent_session_id is None)
-    if roots != list(range(group.size)):
-        yield f"{name}: its size is {group.size}, its sessions are numbered {roots}"
+    if roots != list(range(len(roots) if waits else group.size - group.missing)):
+        given_up = f" less {group.missing}" if group.missing else ""
+        yield f"{name}: its size is {group.size}{given_up}, its sessions are numbered {roots}"
+    elif waits and not 0 < len(roots) < group.size:
+        yield f"{name}: it waits for more sessions, but has {len(roots)} of {group.size}"
+    if group.name is None and (waits or group.missing):
+        yield f"{name}: it has no name, so no session can join it, but it waits for some or lacks {group.missing}"
+    if group.missing < 0 or (group.missing and (waits or unbuilt)):
+        yield f"{name}: it lacks {group.missing} sessions, although it waits for some or has {unbuilt} unbuilt ones"
     if group.cursor is not None and group.cursor >= lineage.run.data_cursor:
         yield f"{name}: its cursor {group.cursor} was never given out"
     if group.is_eval:

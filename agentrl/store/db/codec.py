@@ -55,6 +55,21 @@ def unpack_logprobs(blob: bytes) -> Float32:
     return np.frombuffer(_decompress(blob), dtype="<f4").astype(np.float32, copy=False)
 
 
+def pack_table(table: Float32) -> bytes:
+    """(K, S) numbers as zstd of little-endian float32, row by row; of a row the first bytes of all numbers, then the
+    second ones, and so on. Signs and exponents repeat, so this is shorter.
+    """
+    planes = np.ascontiguousarray(table.astype("<f4", copy=False)).view(np.uint8).reshape(*table.shape, 4)
+    return _compress(planes.transpose(0, 2, 1).tobytes())
+
+
+def unpack_table(blob: bytes, rows: int) -> Float32:
+    """Inverse of `pack_table`, for a table with this number of rows."""
+    planes = np.frombuffer(_decompress(blob), np.uint8).reshape(rows, 4, -1)
+    numbers = np.ascontiguousarray(planes.transpose(0, 2, 1)).view("<f4")[..., 0]
+    return numbers.astype(np.float32, copy=False)
+
+
 def pack_json(value: Any) -> bytes:
     """Any JSON value as zstd of its UTF-8 text."""
     return _compress(orjson.dumps(value))
@@ -110,6 +125,11 @@ def error_text(text: str) -> str:
 def first_id(seconds: float) -> str:
     """An id that sorts before every id made at `seconds` since the epoch or later."""
     return f"{int(seconds * 1000) << 16:016x}"
+
+
+def stamp(made: str) -> str:
+    """The time and the counter of an id; it sorts before the id, and after every id with an earlier one."""
+    return made[:16]
 
 
 _last_id = 0

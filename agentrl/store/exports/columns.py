@@ -7,6 +7,7 @@ from typing import Any, Literal
 import sqlalchemy as sa
 from sqlalchemy import Table
 
+from agentrl.domain.schemas import FACTS
 from agentrl.store.tables import interactions, rewards, steps
 
 Kind = Literal["text", "int", "float", "bool", "json", "ids", "floats", "doubles", "bools"]
@@ -66,7 +67,27 @@ TRAJECTORY: Columns = {
     "created_at": "float",
 }
 
+TOKENS: Columns = {
+    "trajectory_id": "text",
+    "session_id": "text",
+    "group_id": "text",
+    "state": "text",
+    "reason": "text",
+    "step": "int",
+    "input_ids": "ids",
+    "turn_ids": "ids",
+    "logprobs": "floats",
+    "versions": "ids",
+    "ages": "ids",
+    "loss_reasons": "json",
+    **dict.fromkeys(FACTS, "floats"),
+}
+"""A trajectory token by token. `ages` is -1 where the token was not sampled, or its step's batch had no such version;
+`loss_reasons` has (reason, start, end). What the trainer did not measure is NaN (null in JSONL).
+"""
+
 COLUMNS: dict[str, Columns] = {
+    "tokens": TOKENS,
     "trajectories": TRAJECTORY,
     "interactions": of_table(interactions)
     | {

@@ -7,19 +7,19 @@ exported as they were.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from itertools import groupby
 from typing import Any, TypeVar
 
 import sqlalchemy as sa
 from sqlalchemy import ColumnElement, Connection, Select, and_, exists, func, select
 
-from agentrl.domain.schemas import TrajectoryState, TrajectoryTokens
+from agentrl.domain.schemas import TrajectoryTokens
 from agentrl.domain.selection import Selection
-from agentrl.store import runs
 from agentrl.store.calls.shared_contents import load_contents
 from agentrl.store.db import codec
 from agentrl.store.db.database import Database
+from agentrl.store.exports import token_rows
 from agentrl.store.exports.columns import Row
+from agentrl.store.exports.step_batches import by_step
 from agentrl.store.tables import (
     groups,
     interaction_data,
@@ -32,7 +32,6 @@ from agentrl.store.tables import (
     trajectories,
     trajectory_interactions,
 )
-from agentrl.store.training import trajectories as paths
 
 PAGE_ROWS = 256
 PAGE_TOKENS = 500_000
@@ -97,7 +96,13 @@ def tokens_row(tokens: TrajectoryTokens) -> Row:
     }
 
 
-_TABLES = {"trajectories": trajectories, "interactions": interactions, "rewards": rewards, "steps": steps}
+_TABLES = {
+    "trajectories": trajectories,
+    "tokens": trajectories,
+    "interactions": interactions,
+    "rewards": rewards,
+    "steps": steps,
+}
 
 
 def where(run_id: str, selection: Selection) -> list[ColumnElement[bool]]:
@@ -214,24 +219,8 @@ def _trajectories(
 
 def _tokens(conn: Connection, run_id: str, heads: Sequence[Any]) -> dict[str, TrajectoryTokens]:
     """Arrays by trajectory: with its step's ages if leased or trained, else with every version young enough."""
-    discount = float((runs.get(conn, run_id).config.get("rollout") or {}).get("turn_discount", 1.0))
-    loaded: dict[str, TrajectoryTokens] = {}
-    by_step = sorted(heads, key=lambda row: row.lease_step_id or "")
-    for step_id, of_step in groupby(by_step, key=lambda row: row.lease_step_id):
-        rows = list(of_step)
-        if step_id is None:
-            ages = dict.fromkeys(runs.version_parents(conn, run_id), 0)
-        else:
-            ages = runs.young_ages(conn, run_id, rows[0].version_before, rows[0].max_staleness)
-        result = paths.load(
-            conn,
-            [row.id for row in rows],
-            ages=ages,
-            discount=discount if step_id is None else rows[0].turn_discount,
-            stale={row.id for row in rows if row.state == TrajectoryState.STALE},
-        )
-        loaded |= {tokens.trajectory_id: tokens for tokens in result.trajectories}
-    return loaded
+    parts = by_step(conn, run_id, heads)
+    return {tokens.trajectory_id: tokens for part in parts for tokens in part.load(conn)}
 
 
 def _trajectory_row(head: Any, tokens: TrajectoryTokens) -> Row:
@@ -255,6 +244,12 @@ def _trajectory_row(head: Any, tokens: TrajectoryTokens) -> Row:
     return {name: head._mapping[name] for name in names} | tokens_row(tokens)
 
 
+def _token_rows(conn: Connection, run_id: str, selection: Selection, after: str) -> tuple[Page, str]:
+    found = conn.execute(_next(select(trajectories.c.id, trajectories.c.tokens), run_id, selection, after)).all()
+    ids = [row.id for row in _within_budget(found, lambda row: row.tokens)]
+    return token_rows.read(conn, run_id, ids), ids[-1] if ids else after
+
+
 def _trajectory_rows(conn: Connection, run_id: str, selection: Selection, after: str) -> tuple[Page, str]:
     page, after = _trajectories(conn, run_id, selection, after)
     return [row for row, _ in page], after
@@ -262,6 +257,7 @@ def _trajectory_rows(conn: Connection, run_id: str, selection: Selection, after:
 
 _READERS: dict[str, Callable[[Connection, str, Selection, str], tuple[Page, str]]] = {
     "trajectories": _trajectory_rows,
+    "tokens": _token_rows,
     "interactions": _interactions,
     "rewards": _plain,
     "steps": _plain,

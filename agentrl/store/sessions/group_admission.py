@@ -63,6 +63,12 @@ def admit(conn: Connection, run_id: str, limits: Limits, *, outside: bool) -> tu
     return int(cursor) - 1, int(run.seed)
 
 
+def advance(conn: Connection, run_id: str) -> int:
+    """Pass over one position of the data cursor, in the transaction of `admit`; returns the position after it."""
+    moved = update(runs_table).where(runs_table.c.id == run_id).values(data_cursor=runs_table.c.data_cursor + 1)
+    return int(conn.execute(moved.returning(runs_table.c.data_cursor)).scalar_one()) - 1
+
+
 def closed_run(run: Row[Any]) -> RequestError:
     """The error for a run that takes no more groups."""
     why = run.error if run.status == "failed" and run.error else "it takes no more groups"

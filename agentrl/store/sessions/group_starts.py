@@ -10,8 +10,9 @@ from sqlalchemy import Connection, insert, select
 
 from agentrl.domain.schemas import Json, SessionStatus
 from agentrl.errors import RequestError
-from agentrl.store import heartbeats, runs, task_rows
+from agentrl.store import heartbeats, runs
 from agentrl.store.db.codec import new_id
+from agentrl.store.sessions import task_skips
 from agentrl.store.sessions.due_times import first_check_at
 from agentrl.store.sessions.group_admission import admit, closed_run
 from agentrl.store.sessions.session_limits import Limits
@@ -21,12 +22,16 @@ from agentrl.store.tables import runs as runs_table
 
 @dataclass(frozen=True, slots=True)
 class NewGroup:
-    """A started group with its task's data. `new` is false where an earlier request with the same key started it."""
+    """A started group with its task's data. `new` is false where an earlier request with the same key started it.
+
+    `first_index` is the sample index of the first of `session_ids`.
+    """
 
     group_id: str
     task_id: str | None
     task: Json | None
     session_ids: list[str]
+    first_index: int = 0
     new: bool = field(default=True, compare=False)
     owner: str | None = field(default=None, compare=False)
 
@@ -40,16 +45,17 @@ def start_group(
     owner: str | None = None,
     start_digest: str | None = None,
 ) -> NewGroup:
-    """Admit a group for the run's next task: one session per key hash. Raises as `admit` does.
+    """Admit a group for the run's next task that the curriculum does not skip: one session per key hash. Raises as
+    `admit` does.
 
     Repeating a `start_digest` returns the group that it started, and takes no new place.
     """
     if (earlier := _started(conn, run_id, start_digest)) is not None:
         return earlier
     cursor, seed = admit(conn, run_id, limits, outside=owner is None)
-    task = task_rows.task_at(conn, run_id, cursor, seed)
+    cursor, draw = task_skips.next_draw(conn, run_id, cursor, seed, limits.curriculum)
     return _insert_group(
-        conn, run_id, limits, key_hashes, run_task=task, cursor=cursor, owner=owner, start_digest=start_digest
+        conn, run_id, limits, key_hashes, run_task=draw.task, cursor=cursor, owner=owner, start_digest=start_digest
     )
 
 
@@ -159,7 +165,29 @@ def _insert_group(
             created_at=now,
         )
     )
-    session_ids = [new_id() for _ in key_hashes]
+    session_ids = insert_sessions(
+        conn, run_id, group_id, limits, key_hashes, metadata or {}, is_eval=is_eval, owner=owner, name=name
+    )
+    if owner is not None:  # a worker that starts a group is alive, even before its first heartbeat
+        heartbeats.beat(conn, run_id, "worker", owner)
+    return NewGroup(group_id, task_id, task if run_task is None else run_task.data, session_ids)
+
+
+def insert_sessions(
+    conn: Connection,
+    run_id: str,
+    group_id: str,
+    limits: Limits,
+    key_hashes: list[str],
+    metadata: Json,
+    *,
+    is_eval: bool = False,
+    owner: str | None = None,
+    name: str | None = None,
+    first_index: int = 0,
+) -> list[str]:
+    """Insert one open session per key into a group, numbered from `first_index`; returns their ids."""
+    now, session_ids = time.time(), [new_id() for _ in key_hashes]
     conn.execute(
         insert(sessions),
         [
@@ -173,25 +201,28 @@ def _insert_group(
                 "seq": 0,
                 "is_eval": is_eval,
                 "built": False,
-                "metadata": metadata or {},
+                "metadata": metadata,
                 "name": name,
                 "created_at": now,
                 "last_seen_at": now,
                 "due_at": first_check_at(limits, owner, now),
             }
-            for i, (session_id, key_hash) in enumerate(zip(session_ids, key_hashes, strict=True))
+            for i, (session_id, key_hash) in enumerate(zip(session_ids, key_hashes, strict=True), first_index)
         ],
     )
-    if owner is not None:  # a worker that starts a group is alive, even before its first heartbeat
-        heartbeats.beat(conn, run_id, "worker", owner)
-    return NewGroup(group_id, task_id, task if run_task is None else run_task.data, session_ids)
+    return session_ids
+
+
+def lock_run(conn: Connection, run_id: str) -> None:
+    """Lock the run: of starts that do this first, one runs after the other, and sees what the earlier one started."""
+    conn.execute(select(runs_table.c.id).where(runs_table.c.id == run_id).with_for_update(key_share=True))
 
 
 def _started(conn: Connection, run_id: str, start_digest: str | None) -> NewGroup | None:
     """The group that this idempotency key started before. The run's row lock serializes repeated requests."""
     if start_digest is None:
         return None
-    conn.execute(select(runs_table.c.id).where(runs_table.c.id == run_id).with_for_update(key_share=True))
+    lock_run(conn, run_id)
     group = conn.execute(
         select(groups, tasks.c.data)
         .outerjoin(tasks, tasks.c.id == groups.c.task_id)

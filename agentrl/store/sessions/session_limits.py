@@ -6,7 +6,9 @@ from dataclasses import dataclass
 from typing import Self
 
 from agentrl.configs.proxy_config import MAX_REWARD
+from agentrl.configs.rollout_config import CurriculumConfig
 from agentrl.configs.run_config import RunConfig
+from agentrl.domain.curriculum import Curriculum
 from agentrl.domain.staleness import NO_BOUND
 
 
@@ -29,6 +31,7 @@ class Limits:
     max_subagent_depth: int = 8
     max_subagents_per_session: int = 256
     max_failures_in_a_row: int | None = None
+    curriculum: Curriculum | None = None
 
     @classmethod
     def of(cls, config: RunConfig) -> Self:
@@ -49,8 +52,16 @@ class Limits:
             max_subagent_depth=config.proxy.max_subagent_depth,
             max_subagents_per_session=config.proxy.max_subagents_per_session,
             max_failures_in_a_row=config.rollout.max_failures_in_a_row if config.steps else None,
+            curriculum=_curriculum(config.rollout.curriculum),
         )
 
     def silence_s(self, owner: str | None) -> float:
         """How long an open session may stay silent: shorter with an owner, which sends heartbeats."""
         return self.session_timeout_s if owner is None else self.heartbeat_timeout_s
+
+
+def _curriculum(config: CurriculumConfig | None) -> Curriculum | None:
+    if config is None:
+        return None
+    low, high = config.target
+    return Curriculum(low=low, high=high, skip=config.skip, success=config.success, groups=config.groups)

@@ -30,6 +30,8 @@ def of_session(conn: Connection, session_id: str) -> Json:
         "is_eval": row.is_eval,
         "metadata": row.metadata,
         "error": row.error,
+        "answer": row.answer,
+        "stats": row.stats or {},
         "created_at": row.created_at,
         "ended_at": row.ended_at,
         "interactions": len(calls),

@@ -1,15 +1,18 @@
-"""Facts about a step's batch for its metrics: rewards by name, task sources, calls. Queries read no token arrays."""
+"""Facts about a step's batch for its metrics: rewards by name, task sources, calls, stats.
+
+Queries read no token arrays.
+"""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from sqlalchemy import Connection, func, select
 
 from agentrl.domain import credit
 from agentrl.store import task_rows
-from agentrl.store.tables import groups, interactions, rewards, tasks, trajectories, trajectory_interactions
+from agentrl.store.tables import groups, interactions, rewards, sessions, tasks, trajectories, trajectory_interactions
 
 SOURCE_KEYS = ("source", "data_source")
 """Keys of a task's data that may name its source; the first that holds text counts."""
@@ -23,12 +26,13 @@ class BatchFacts:
     sources: dict[str, str]  # group → its task's source, where the task names one or the run has several
     calls: int  # a call shared by several paths counts once
     truncated_calls: int  # calls whose answer reached its length limit
+    stats: dict[str, list[float]] = field(default_factory=dict)  # name → the values of the sessions that measured it
 
 
 def read(conn: Connection, step_id: str) -> BatchFacts:
     """The facts of a leased or trained step."""
     calls, truncated = _calls(conn, step_id)
-    return BatchFacts(_rewards(conn, step_id), _sources(conn, step_id), calls, truncated)
+    return BatchFacts(_rewards(conn, step_id), _sources(conn, step_id), calls, truncated, _stats(conn, step_id))
 
 
 def _rewards(conn: Connection, step_id: str) -> dict[str, list[float]]:
@@ -48,6 +52,25 @@ def _rewards(conn: Connection, step_id: str) -> dict[str, list[float]]:
         for name, total in totals.items():
             by_name[name].append(total)
     return dict(by_name)
+
+
+def _stats(conn: Connection, step_id: str) -> dict[str, list[float]]:
+    """By name, of the leased sessions and of the roots above them."""
+    root = func.coalesce(sessions.c.root_session_id, sessions.c.id)
+    leased = (
+        select(sessions.c.id, root.label("root_id"))
+        .join(trajectories, trajectories.c.session_id == sessions.c.id)
+        .where(trajectories.c.lease_step_id == step_id)
+        .cte("leased")
+    )
+    members = select(leased.c.id).union(select(leased.c.root_id))
+    found: dict[str, list[float]] = defaultdict(list)
+    for stats in conn.execute(
+        select(sessions.c.stats).where(sessions.c.id.in_(members)).order_by(sessions.c.id)
+    ).scalars():
+        for name, value in (stats or {}).items():
+            found[name].append(value)
+    return dict(found)
 
 
 def _sources(conn: Connection, step_id: str) -> dict[str, str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Set
+from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -13,6 +13,7 @@ from agentrl.domain.ties import tied
 from agentrl.store.tables import groups
 from agentrl.store.tables import runs as runs_table
 from agentrl.store.tables import trajectories as trajectories_table
+from agentrl.store.training.trajectories import rejected
 
 StalePolicy = Literal["mask", "drop"]
 """Effect of a token that is too old: `mask` removes it from the loss, `drop` removes its whole trajectory."""
@@ -102,6 +103,20 @@ def set_state(conn: Connection, step_id: str, state: TrajectoryState) -> None:
         update(trajectories_table)
         .where(trajectories_table.c.lease_step_id == step_id, trajectories_table.c.state.in_(held))
         .values(values)
+    )
+
+
+def reject(conn: Connection, run_id: str, step_id: str, reasons: Mapping[str, str]) -> None:
+    """Reject groups that a step has leased, each with a reason, and give their admission back."""
+    for group_id, reason in reasons.items():
+        conn.execute(update(groups).where(groups.c.id == group_id).values(state="rejected", reject_reason=reason))
+        conn.execute(
+            update(trajectories_table)
+            .where(trajectories_table.c.group_id == group_id, trajectories_table.c.lease_step_id == step_id)
+            .values(state=TrajectoryState.REJECTED, reason=rejected(reason), lease_step_id=None, lease_epoch=None)
+        )
+    conn.execute(
+        update(runs_table).where(runs_table.c.id == run_id).values(returned=runs_table.c.returned + len(reasons))
     )
 
 

@@ -9,9 +9,10 @@ Every writing call carries the trainer's epoch (`trainer_epochs`).
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from typing import Any
 
-from sqlalchemy import Connection, Row, insert, select, update
+from sqlalchemy import Connection, Row, delete, insert, select, update
 
 from agentrl.domain.schemas import Batch, Json, StepState, TrainedBatch, TrajectoryState, VersionState
 from agentrl.errors import StoreError
@@ -81,6 +82,23 @@ def lease(
     )
     leases.assign(conn, claimed, step_id, epoch)
     return step_id
+
+
+def refuse(conn: Connection, run_id: str, epoch: int, step_id: str, reasons: Mapping[str, str]) -> None:
+    """Undo a lease: the groups in `reasons` are rejected with their reason, the others are ready again.
+
+    Raises FencedError for an older epoch, StoreError when the step is not leased or has none of these groups.
+    """
+    check_epoch(conn, run_id, epoch)
+    step = conn.execute(select(steps).where(steps.c.id == step_id, steps.c.run_id == run_id)).first()
+    if step is None or step.state != StepState.STARTED or step.epoch != epoch:
+        raise StoreError(f"step {step_id} cannot be given back: it is not leased")
+    held = select(trajectories_table.c.group_id).where(trajectories_table.c.lease_step_id == step_id)
+    if unknown := set(reasons) - set(conn.execute(held).scalars()):
+        raise StoreError(f"step {step.step} has not leased the groups {sorted(unknown)}")
+    leases.reject(conn, run_id, step_id, reasons)
+    leases.set_state(conn, step_id, TrajectoryState.READY)
+    conn.execute(delete(steps).where(steps.c.id == step_id))
 
 
 def batch(conn: Connection, step_id: str, *, discount: float | None = None, rescore: Rescore | None = None) -> Batch:

@@ -22,6 +22,8 @@ from agentrl.store.tables import (
     rewards,
     sessions,
     step_trajectories,
+    steps,
+    token_facts,
     trajectories,
     trajectory_interactions,
 )
@@ -85,6 +87,7 @@ def rows_of_groups(group_ids: Sequence[str]) -> dict[Table, ColumnElement[bool]]
     of_call = select(interactions.c.id).where(interactions.c.session_id.in_(of_session))
     of_trajectory = select(trajectories.c.id).where(trajectories.c.group_id.in_(group_ids))
     return {
+        token_facts: token_facts.c.trajectory_id.in_(of_trajectory),
         trajectory_interactions: trajectory_interactions.c.trajectory_id.in_(of_trajectory),
         trajectories: trajectories.c.group_id.in_(group_ids),
         rewards: rewards.c.session_id.in_(of_session),
@@ -108,6 +111,12 @@ def orphaned(condition: ColumnElement[bool] = true()) -> list[ColumnElement[bool
 
 def orphans(conn: Connection) -> list[str]:
     return list(conn.execute(select(contents.c.hash).where(*orphaned())).scalars())
+
+
+def old_facts(run_id: str, cut: float) -> list[ColumnElement[bool]]:
+    """Facts of tokens that steps trained which began before the cut: no lineage needs them."""
+    old = select(steps.c.id).where(steps.c.run_id == run_id, steps.c.started_at < cut)
+    return [token_facts.c.step_id.in_(old)]
 
 
 def old_events(run_id: str, cut: float) -> list[ColumnElement[bool]]:

@@ -4,6 +4,7 @@ A group is removed as a whole, with its sessions, calls, rewards and trajectorie
 evaluated, finished before the cut, and none of its trajectories was ever leased or trained, not even by a step that
 was rolled back. So every row that a past batch is rebuilt from stays, as do the run, its tasks, steps and weight
 versions. The evaluations of the base weights and of the newest step stay too: the run's summary compares them.
+The facts of trained tokens are no part of a batch: those of older steps are removed.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from agentrl.store.upkeep.row_removal import (
     measure,
     remove_contents,
     remove_events,
+    remove_facts,
     remove_groups,
     remove_heartbeats,
 )
@@ -66,7 +68,8 @@ def estimate(database: Database, run_id: str, cut: float) -> Pruned:
 
 
 def prune(database: Database, run_id: str, cut: float, progress: Progress = lambda done, total: None) -> Pruned:
-    """Remove groups that finished before `cut` (epoch seconds) and that no lineage needs; returns the amounts removed.
+    """Remove groups that finished before `cut` (epoch seconds) and that no lineage needs, and the facts of tokens of
+    steps that began before it; returns the amounts removed.
 
     Each transaction removes a few groups and lowers the run's counters to match, so other transactions wait only
     briefly. If it is interrupted, some groups are removed, each as a whole.
@@ -81,6 +84,8 @@ def prune(database: Database, run_id: str, cut: float, progress: Progress = lamb
             after, done = page[-1], done + len(page)
             progress(min(done, in_all), in_all)
         total.add(_prune_contents(pruning))
+    while (facts := database.transact(remove_facts, run_id, cut)).rows["token_facts"]:
+        total.add(facts)
     while removed := database.transact(remove_events, run_id, cut):
         total.rows["events"] += removed
     total.rows["heartbeats"] += database.transact(remove_heartbeats, run_id, cut)

@@ -7,13 +7,31 @@ from collections.abc import Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any
 
-from sqlalchemy import Connection, Select, delete, func, select, text, update
+from sqlalchemy import ColumnElement, Connection, Select, delete, func, select, text, tuple_, update
 
-from agentrl.store.tables import contents, events, groups, heartbeats, interaction_data, interactions, runs, sessions
-from agentrl.store.upkeep.prunable_rows import old_events, old_heartbeats, orphaned, prunable, rows_of_groups
+from agentrl.store.tables import (
+    contents,
+    events,
+    groups,
+    heartbeats,
+    interaction_data,
+    interactions,
+    runs,
+    sessions,
+    token_facts,
+)
+from agentrl.store.upkeep.prunable_rows import (
+    old_events,
+    old_facts,
+    old_heartbeats,
+    orphaned,
+    prunable,
+    rows_of_groups,
+)
 
 PAGE_EVENTS = 5000
 PAGE_CONTENTS = 5000
+PAGE_FACTS = 500
 TABLES = (
     "groups",
     "sessions",
@@ -22,6 +40,7 @@ TABLES = (
     "rewards",
     "trajectories",
     "trajectory_interactions",
+    "token_facts",
     "contents",
     "events",
     "heartbeats",
@@ -55,7 +74,9 @@ def measure(conn: Connection, group_ids: Sequence[str]) -> Pruned:
 
 
 def estimate_rest(conn: Connection, run_id: str, cut: float, kept: Set[str]) -> Pruned:
-    """The rows removed after the groups: contents that only these groups use, old events and heartbeats."""
+    """The rows removed after the groups: contents that only these groups use, old facts of tokens, events and
+    heartbeats.
+    """
     going = select(sessions.c.id).where(
         sessions.c.group_id.in_(select(groups.c.id).where(*prunable(run_id, cut, kept)))
     )
@@ -65,6 +86,7 @@ def estimate_rest(conn: Connection, run_id: str, cut: float, kept: Set[str]) -> 
         )
     ).one()
     found = Pruned(Counter({"contents": orphans[0]}), orphans[1])
+    found.add(_measure_facts(conn, old_facts(run_id, cut)))
     for table, where in ((events, old_events(run_id, cut)), (heartbeats, old_heartbeats(run_id, cut))):
         found.rows[table.name] += conn.execute(select(func.count()).select_from(table).where(*where)).scalar_one()
     return found
@@ -104,6 +126,25 @@ def remove_contents(conn: Connection, hashes: Sequence[str]) -> Pruned:
     ).all()
     conn.execute(delete(contents).where(contents.c.hash.in_([row.hash for row in going])))
     return Pruned(Counter({"contents": len(going)}), sum(row.size for row in going))
+
+
+def remove_facts(conn: Connection, run_id: str, cut: float) -> Pruned:
+    """Remove one page of old facts of tokens."""
+    page = conn.execute(
+        select(token_facts.c.step_id, token_facts.c.trajectory_id).where(*old_facts(run_id, cut)).limit(PAGE_FACTS)
+    ).all()
+    if not page:
+        return Pruned()
+    going = tuple_(token_facts.c.step_id, token_facts.c.trajectory_id).in_([tuple(row) for row in page])
+    removed = _measure_facts(conn, [going])
+    conn.execute(delete(token_facts).where(going))
+    return removed
+
+
+def _measure_facts(conn: Connection, where: Sequence[ColumnElement[bool]]) -> Pruned:
+    size = func.coalesce(func.sum(func.length(token_facts.c.data)), 0)
+    rows, found = conn.execute(select(func.count(), size).select_from(token_facts).where(*where)).one()
+    return Pruned(Counter({"token_facts": rows}), int(found))
 
 
 def remove_events(conn: Connection, run_id: str, cut: float) -> int:

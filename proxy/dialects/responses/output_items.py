@@ -112,7 +112,10 @@ def response_json(
         "top_logprobs": request.top_logprobs,
         "max_output_tokens": wire.max_output_tokens,
         "max_tool_calls": None,
-        "text": {"format": (wire.text and wire.text.format) or {"type": "text"}, "verbosity": "medium"},
+        "text": {
+            "format": (wire.text and wire.text.format) or {"type": "text"},
+            "verbosity": (wire.text and wire.text.verbosity) or "medium",
+        },
         "reasoning": {name: wire.reasoning and getattr(wire.reasoning, name) for name in ("effort", "summary")},
         "truncation": "disabled",
         "background": False,

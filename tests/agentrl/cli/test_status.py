@@ -128,6 +128,8 @@ def test_the_screen_fits_into_80_columns(proxy: str) -> None:
         Evaluation(8, 8, 2, {"sampled": known}).as_json(),
         Evaluation(10, 10, 64, {"sampled": known}).as_json(),
     ]
+    assert found["run"]["skipped_tasks"] == 0
+    found["run"]["skipped_tasks"] = 12
     console = Console(width=80, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
     console.print(status.screen(found, time.time()))
     lines = console.export_text().splitlines()
@@ -136,6 +138,7 @@ def test_the_screen_fits_into_80_columns(proxy: str) -> None:
     for said in (
         "test",
         "step 0 of 10",
+        "12 skipped by the curriculum",
         "3 complete",
         "1 new_conversation",
         "serving",

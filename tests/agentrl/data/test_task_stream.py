@@ -106,6 +106,15 @@ def test_tasks_come_from_functions_with_the_seed() -> None:
         assert json.loads(next(stream.batches(2)).texts[0]) == one[2]
 
 
+def test_a_function_gets_the_arguments_of_its_source() -> None:
+    source = TaskSource(path="agentrl.agents.reverse:train_tasks", args={"count": 2, "seed": 7})
+    assert tasks_of(source, seed=1) == load_tasks(source.path, seed=7, limit=2)["train_tasks"]
+    with pytest.raises(UserError, match=r"does not take the arguments in `args`: got an unexpected .* 'cuont'"):
+        tasks_of(TaskSource(path=source.path, args={"cuont": 2}))
+    with pytest.raises(ValueError, match="`args` are arguments of `module:function`"):
+        TaskSource(path="t.jsonl", args={"count": 2})
+
+
 def test_a_limit_counts_rows_from_the_start(tmp_path: Path) -> None:
     with TaskStream(TaskSource(path=jsonl(tmp_path), limit=10)) as stream:
         assert [batch.read for batch in stream.batches()] == [10]

@@ -101,6 +101,27 @@ def test_results_are_per_version_and_ignore_foreign_sessions() -> None:
     assert [(one.version, one.settings["s"].rewards) for one in found] == [(4, {0: [1.0]}), (6, {0: [0.0]})]
 
 
+def test_answers_vote_by_setting_and_source() -> None:
+    rows = [
+        {**row(sample, index=index, reward=float(answer == "a")), "answer": answer}
+        for index, answers in enumerate([["a", "a", "b"], ["b", "b", "a"]])
+        for sample, answer in enumerate(answers)
+    ]
+    for one in rows:
+        one["evaluation"] |= {"episodes": 6, "source": "easy" if one["evaluation"]["index"] == 0 else "hard"}
+    (found,) = collect(rows)
+    result = found.as_json()["settings"]["s"]
+    assert result["samples"]["maj"] == {"1": 0.5, "2": 0.5, "3": 0.5}
+    assert {name: of["samples"]["maj"]["3"] for name, of in result["sources"].items()} == {"easy": 1.0, "hard": 0.0}
+    assert "], pass@3 1.000, maj@3 0.500 (easy" in line(found.as_json())
+
+
+def test_a_sample_that_failed_has_no_answer() -> None:
+    rows = [{**row(0, reward=1.0), "answer": "a"}, *[row(1, "failed")] * ATTEMPTS, row(2, reward=0.0), row(3)]
+    (found,) = collect(rows)
+    assert found.settings["s"].answers == {0: ["a", None, None, None]}
+
+
 def test_gains_cover_the_common_settings() -> None:
     before = collect([row(index=i, reward=0.25 * i) for i in range(3)] + [row(setting="old")])[0]
     after = collect([row(index=i, reward=0.25 * i + 0.5) for i in range(3)] + [row(setting="new")])[0]

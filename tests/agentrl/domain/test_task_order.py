@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import pytest
 
-from agentrl.domain.task_order import pick, position, shares, shuffled
+from agentrl.domain.task_order import drawn, pick, position, shares, shuffled
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 5, 64, 1000])
@@ -60,3 +60,13 @@ def test_sources_have_their_shares_in_each_cycle_and_lose_no_draw() -> None:
 def test_a_share_that_no_cycle_has_room_for_is_refused() -> None:
     with pytest.raises(ValueError, match="1/1000"):
         shares((1.0, 5000.0))
+
+
+@pytest.mark.parametrize("weights", [(1.0,), (1.0, 1.0), (3.0, 1.0, 0.5), (1.0, 2**0.5)])
+def test_what_a_cursor_leaves_behind_is_what_earlier_ones_drew(weights: tuple[float, ...]) -> None:
+    before = [0] * len(weights)
+    for cursor in range(2500):
+        assert drawn(cursor, weights, 5) == before
+        source, draw = pick(cursor, weights, 5)
+        assert draw == before[source]
+        before[source] += 1

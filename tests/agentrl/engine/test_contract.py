@@ -9,6 +9,7 @@ import re
 import uuid
 from collections.abc import AsyncIterator, Iterator
 from contextlib import closing, suppress
+from itertools import accumulate
 from pathlib import Path
 
 import aiohttp
@@ -283,7 +284,9 @@ async def test_abort_before_the_first_token(client: EngineClient) -> None:
 
 async def test_a_stream_interval_reduces_the_events(client: EngineClient) -> None:
     chunks = await collect(client, {"max_new_tokens": 20, "ignore_eos": True, "stream_interval": 8})
-    assert [len(chunk.output_ids) for chunk in chunks] == [1, 8, 8, 3]
+    ends = list(accumulate(len(chunk.output_ids) for chunk in chunks))
+    assert ends[-1] == 20
+    assert set(ends) <= {1, 9, 17, 20}  # an engine under load may merge neighbouring events
 
 
 async def test_every_event_names_the_version_it_was_sent_under(client: EngineClient) -> None:

@@ -90,14 +90,22 @@ def ids_of(history: History, table) -> set[str]:
 
 @pytest.mark.parametrize("format_", ["jsonl", "parquet"])
 @pytest.mark.parametrize(
-    ("what", "key"), [("trajectories", "trajectory_id"), ("interactions", "id"), ("rewards", "id"), ("steps", "id")]
+    ("what", "key"),
+    [
+        ("trajectories", "trajectory_id"),
+        ("tokens", "trajectory_id"),
+        ("interactions", "id"),
+        ("rewards", "id"),
+        ("steps", "id"),
+    ],
 )
 @pytest.mark.usefixtures("small_pages")
 def test_every_row_is_exported_once_with_every_column(history, tmp_path, what, key, format_) -> None:
     written = run_job(history, tmp_path, format_, what)
     assert written.path == tmp_path / f"{what}.{format_}"
     found = read(written.path)
-    table = {"interactions": interactions_table, "rewards": rewards, "trajectories": trajectories}.get(what)
+    tables = {"interactions": interactions_table, "rewards": rewards, "trajectories": trajectories}
+    table = (tables | {"tokens": trajectories}).get(what)
     expected = (
         ids_of(history, table) if table is not None else {s.id for s in history.db.query(steps.of_run, history.run_id)}
     )
@@ -122,6 +130,24 @@ def test_a_trained_trajectory_is_exported_as_its_step_took_it(history, tmp_path,
             assert row["advantage"] is not None
             task = row["task"] if format_ == "jsonl" else orjson.loads(row["task"])
             assert task.keys() == {"n"}
+
+
+@pytest.mark.parametrize("format_", ["jsonl", "parquet"])
+@pytest.mark.usefixtures("small_pages")
+def test_tokens_say_why_they_are_in_the_loss_or_not(history, tmp_path, format_) -> None:
+    masks = {row["trajectory_id"]: row["loss_mask"] for row in read(run_job(history, tmp_path / "a").path)}
+    for row in read(run_job(history, tmp_path / "b", format_, "tokens").path):
+        spans = row["loss_reasons"] if format_ == "jsonl" else orjson.loads(row["loss_reasons"])
+        reasons = [reason for reason, start, end in spans for _ in range(start, end)]
+        assert [start for _, start, _ in spans] == [0, *(end for _, _, end in spans[:-1])]
+        assert len(reasons) == len(row["input_ids"]) == len(row["ages"]) == len(row["entropy"])
+        would_train = [reason == "trained" for reason in reasons]
+        if row["state"] in ("trained", "leased"):
+            assert would_train == masks[row["trajectory_id"]]
+        sampled = [turn >= 0 for turn in row["turn_ids"]]
+        assert sampled == [reason not in ("prompt", "message", "tool", "not sampled") for reason in reasons]
+        if row["state"] in ("stale", "rejected"):
+            assert not any(would_train)
 
 
 def test_the_loss_mask_says_what_a_step_takes_and_else_what_could_be_trained(history, tmp_path) -> None:
@@ -227,7 +253,8 @@ def test_the_areal_dump_is_text_by_version_and_task(history, tmp_path, tiny_mode
     assert Counter((str(path), *(line[name] for name in names)) for path, line in rollouts) == expected
     for path, line in lines:
         assert line["task_id"] == path.stem
-        assert line.keys() == {"task_id", *names}
+        assert line.keys() == {"task_id", *names, "session_id", "status"}
+        assert line["status"] == "completed"
 
 
 def test_an_export_that_fails_leaves_nothing(history, tmp_path) -> None:

@@ -14,8 +14,8 @@ from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
-import psutil
 import pytest
+from liveness import is_alive
 
 from agentrl.errors import UserError
 from agentrl.launch import part_process
@@ -126,10 +126,12 @@ SAVES = """
     import os, pathlib, signal, time
     here = pathlib.Path(os.environ["HERE"])
     def save(*_):
+        print("saving", flush=True)
         time.sleep(float(os.environ["SAVES_FOR_S"]))
         (here / "saved").touch()
         raise SystemExit
     signal.signal(signal.SIGTERM, save)
+    print("started", flush=True)
     (here / "pids").write_text(f"{os.getpid()} {os.getpid()}")
     time.sleep(600)
 """
@@ -146,7 +148,7 @@ async def test_a_part_has_its_time_to_save_what_it_does(
     with pytest.raises(asyncio.CancelledError):
         await task
     await asyncio.to_thread(wait_until_gone, pids)
-    assert (tmp_path / "saved").exists() == saved
+    assert (tmp_path / "saved").exists() == saved, (tmp_path / "part.log").read_text()
 
 
 def test_a_part_dies_with_a_supervisor_that_is_killed(tmp_path: Path) -> None:
@@ -166,12 +168,5 @@ def test_a_part_dies_with_a_supervisor_that_is_killed(tmp_path: Path) -> None:
 
 def wait_until_gone(pids: list[int]) -> None:
     """A killed process is there for a moment longer; one that was not killed hits the test's time limit."""
-    while any(is_running(pid) for pid in pids):
+    while any(is_alive(pid) for pid in pids):
         time.sleep(0.02)
-
-
-def is_running(pid: int) -> bool:
-    try:
-        return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
-    except psutil.NoSuchProcess:
-        return False

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -17,6 +19,13 @@ import pytest
 from agentrl.processes import children, guard
 
 INHERITS = "import os, sys; os.write(int(sys.argv[1]), b'x'); sys.exit(os.path.exists(f'/proc/self/fd/{sys.argv[2]}'))"
+TELLS_NICENESS = """
+import contextlib, os, sys
+session = ""
+with contextlib.suppress(OSError), open("/proc/self/autogroup") as file:
+    session = file.read()
+os.write(int(sys.argv[1]), f"{os.nice(0)} {session}".encode())
+"""
 SLEEPER = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(600)"
 FAMILY = f"""
 import os, signal, subprocess, sys, time
@@ -175,3 +184,33 @@ async def test_a_command_inherits_the_files_that_are_passed_and_no_others() -> N
     assert os.read(readable, 10) == b"x"
     os.close(readable)
     os.close(other)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux has sessions with a niceness")
+@pytest.mark.parametrize("nice", [False, True])
+async def test_a_nice_command_leaves_the_processor_to_other_sessions(nice: bool) -> None:
+    readable, passed = os.pipe()
+    command = [sys.executable, "-c", TELLS_NICENESS, str(passed)]
+    process = await children.start(command, env=os.environ, stdout=None, stderr=None, pass_fds=[passed], nice=nice)
+    os.close(passed)
+    assert await process.wait() == 0
+    niceness, session = os.read(readable, 100).decode().split(" ", 1)
+    os.close(readable)
+    assert int(niceness) == os.nice(0) + nice * guard.NICENESS
+    if session:  # "/autogroup-N nice N"
+        assert int(session.split()[-1]) == nice * guard.NICENESS
+
+
+async def test_a_command_talks_through_a_socket_that_ends_with_it() -> None:
+    ours, its = socket.socketpair()
+    process = await children.start(["cat"], env=os.environ, stdout=None, stderr=None, io=its.fileno())
+    its.close()
+    reader, writer = await asyncio.open_unix_connection(sock=ours)
+    writer.write(b"one\n")
+    assert await reader.readline() == b"one\n"
+    (keeper,) = psutil.Process(process.pid).children()
+    (command,) = keeper.children()
+    command.kill()
+    assert await reader.read() == b""
+    assert await process.wait() == 128 + signal.SIGKILL
+    writer.close()

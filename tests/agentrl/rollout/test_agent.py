@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -38,6 +39,9 @@ def test_results_become_rewards() -> None:
     score = Score((Reward(value=1.0, name="right"), Reward(value=0.5, name="form")))
     assert result_of(score).rewards == score.rewards
     assert (score.value, score.scaled(0.5).value) == (1.5, 0.75)
+    assert result_of(replace(score, answer="4")).answer == "4"
+    with pytest.raises(UserError, match="answer must be a text or a number, got list"):
+        result_of(Result(answer=["4"]))  # type: ignore[arg-type]
     assert {reward.interaction_id for reward in score.of_call("c").rewards} == {"c"}
     for bad in ("no", float("nan"), {"chatcmpl-1": None}, 10**400, {"chatcmpl-1": -(10**400)}):
         with pytest.raises(UserError):

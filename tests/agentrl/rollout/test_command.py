@@ -13,10 +13,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 import yaml
 from borrowed import proxy_fixtures
+from liveness import is_alive
 
 from agentrl.client import AsyncClient
 from agentrl.errors import UserError
@@ -77,11 +77,7 @@ def episode(proxy: Any) -> Callable[..., Any]:
 
 def alive(pids: str) -> list[int]:
     """Those of the processes that still run."""
-    return [
-        int(pid)
-        for pid in pids.split()
-        if psutil.pid_exists(int(pid)) and psutil.Process(int(pid)).status() != psutil.STATUS_ZOMBIE
-    ]
+    return [int(pid) for pid in pids.split() if is_alive(int(pid))]
 
 
 @pytest.fixture

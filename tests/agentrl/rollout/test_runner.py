@@ -8,11 +8,9 @@ from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
 import pytest
-from starlette.responses import JSONResponse
 
 from agentrl.client import AsyncClient
 from agentrl.console import Console
-from agentrl.rollout.episode import play
 from agentrl.rollout.http import AgentHttp, agent_http
 from agentrl.rollout.runner import run_groups
 from agentrl.rollout.worker_display import Progress, shown
@@ -134,48 +132,6 @@ async def test_a_hanging_agent_times_out(proxy: Any, client: AsyncClient, http: 
     assert [s["error"] for s in proxy.sessions.values() if s["status"] == "failed"] == [
         "the agent ran longer than 0.05 s"
     ]
-
-
-@pytest.mark.parametrize(
-    ("refused", "error"),
-    [
-        (JSONResponse({"error": {"message": "no such call", "code": "c"}}, 404), "RequestError: no such call"),
-        (JSONResponse({"error": {"message": "away", "code": "c"}}, 503, {"retry-after": "60"}), "RequestError: away"),
-    ],
-)
-async def test_a_reward_that_is_not_taken_fails_its_session(
-    proxy: Any, client: AsyncClient, http: AgentHttp, refused: JSONResponse, error: str
-) -> None:
-    proxy.faults["/sessions/{sid}/reward"] = [refused]
-    session = await client.request("POST", "/sessions", {})
-    outcome = await play(client, Scripted({"wrong id": 1.0}), {}, session, http=http, timeout_s=60)
-    assert (outcome.reward, outcome.error) == (None, error)
-    ended = proxy.sessions[session["session_id"]]
-    assert (ended["status"], ended["error"]) == ("failed", error)
-
-
-async def test_a_refused_end_is_the_error_of_the_episode(proxy: Any, client: AsyncClient, http: AgentHttp) -> None:
-    proxy.faults["/sessions/{sid}/end"] = [JSONResponse({"error": {"message": "no", "code": "c"}}, 404)]
-    session = await client.request("POST", "/sessions", {})
-    outcome = await play(client, Scripted(1.0), {}, session, http=http, timeout_s=60)
-    assert (outcome.reward, outcome.error) == (None, "RequestError: no")
-
-
-async def test_an_agents_own_timeout_is_an_error_of_the_agent(proxy: Any, client: AsyncClient, http: AgentHttp) -> None:
-    session = await client.request("POST", "/sessions", {})
-    outcome = await play(client, Scripted(TimeoutError("its tool")), {}, session, http=http, timeout_s=60)
-    assert outcome.error == "TimeoutError: its tool"
-
-
-async def test_cancelling_abandons_the_session(proxy: Any, client: AsyncClient, http: AgentHttp) -> None:
-    entered = asyncio.Event()
-    session = await client.request("POST", "/sessions", {})
-    task = asyncio.create_task(play(client, Scripted(entered), {}, session, http=http, timeout_s=60))
-    await entered.wait()
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await task
-    assert proxy.sessions[session["session_id"]]["status"] == "abandoned"
 
 
 async def test_without_a_terminal_progress_is_plain_lines() -> None:

@@ -162,9 +162,12 @@ async def test_a_cancelled_command_ends(isolation: Isolation) -> None:
 
     while not sleeping() and time.monotonic() < deadline:  # noqa: ASYNC110 - another process
         await asyncio.sleep(0.02)
+    assert sleeping()
     task.cancel()
     await asyncio.wait([task])
     assert task.cancelled()
+    while sleeping() and time.monotonic() < deadline + 20:  # noqa: ASYNC110 - if its guard was just starting
+        await asyncio.sleep(0.02)
     assert sleeping() == []
 
 

@@ -4,12 +4,26 @@ from __future__ import annotations
 
 from play import begin_call, call, outcome
 
+from agentrl.domain import answer_text
+from agentrl.domain.evaluation import Episode, Label, collect
 from agentrl.domain.schemas import InteractionStatus, SessionStatus
 from agentrl.store import evaluation_episodes
 from agentrl.store.calls import call_outcomes
 from agentrl.store.db import codec
 from agentrl.store.sessions import child_sessions, group_starts
 from agentrl.store.sessions.ends import sealing
+
+
+def test_an_episode_has_the_answer_of_its_session(db, run_id, limits):
+    given = {"42": "42", "x" * 600: answer_text.bounded("x" * 600), " ": None}
+    for answer, kept in given.items():
+        with db.write() as conn:
+            new = group_starts.start_evaluation(conn, run_id, limits, [codec.new_id()], {}, {}, None)
+            sealing.end(conn, new.session_ids[0], SessionStatus.COMPLETED, None, limits, answer=answer)
+            again = sealing.end(conn, new.session_ids[0], SessionStatus.COMPLETED, None, limits, answer="another")
+        assert again == SessionStatus.COMPLETED
+        with db.read() as conn:
+            assert evaluation_episodes.episodes(conn, run_id)[-1]["answer"] == kept
 
 
 def test_a_failed_episode_is_a_fault_where_the_policy_did_not_answer(db, run_id, limits):
@@ -44,3 +58,24 @@ def test_a_failed_episode_is_a_fault_where_the_policy_did_not_answer(db, run_id,
     with db.read() as conn:
         found = {row["session_id"]: row["fault"] for row in evaluation_episodes.episodes(conn, run_id)}
     assert found == expected
+
+
+def test_stats_are_averaged_over_the_completed_sessions_of_a_setting(db, run_id, limits):
+    def play(setting: str, index: int, status: SessionStatus, value: float) -> None:
+        label = Label(step=0, version=0, episode=Episode(setting, index, 0), episodes=4)
+        with db.write() as conn:
+            new = group_starts.start_evaluation(conn, run_id, limits, [codec.new_id()], {}, label.metadata, None)
+            call(conn, run_id, new.session_ids[0])
+            sealing.end(conn, new.session_ids[0], status, None, limits, stats={"turns": value})
+
+    play("greedy", 0, SessionStatus.COMPLETED, 1.0)
+    play("greedy", 1, SessionStatus.COMPLETED, 2.0)
+    play("greedy", 2, SessionStatus.FAILED, 9.0)
+    play("sampled", 0, SessionStatus.COMPLETED, 4.0)
+    with db.read() as conn:
+        (found,) = collect(evaluation_episodes.episodes(conn, run_id))
+    settings = found.as_json()["settings"]
+    assert {name: one["stats"] for name, one in settings.items()} == {
+        "greedy": {"turns": 1.5},
+        "sampled": {"turns": 4.0},
+    }

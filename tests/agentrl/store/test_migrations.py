@@ -366,6 +366,35 @@ def test_sub_agents_of_the_first_revision_get_their_roots_however_deep_they_stan
     assert empty.integrity() == []
 
 
+def test_a_downgrade_rejects_the_groups_that_wait_for_sessions_in_vain(empty: Database):
+    """One waits and all of its sessions have ended, one waits and still runs, one has given its places up."""
+    empty.upgrade("0020")
+
+    def grow(conn: Connection) -> None:
+        tables = reflect(conn).tables
+        conn.execute(tables["runs"].insert().values(ROWS["runs"] | {"admitted": 3, "running": 2}))
+        group = {"run_id": ID["run"], "size": 4, "is_eval": False, "external": True, "created_at": 1.0}
+        for i, (state, due_at, missing) in enumerate([("running", 9.0, 0), ("running", 9.0, 0), ("ready", None, 3)]):
+            more = {"id": str(i), "name": str(i), "state": state, "due_at": due_at, "missing": missing}
+            conn.execute(tables["groups"].insert().values(group | more))
+            session = ROWS["sessions"] | {"id": str(i), "group_id": str(i), "key_hash": str(i), "depth": 0}
+            later = {"built": i != 1, "due_at": 9.0, "last_seen_at": 1.0}
+            conn.execute(tables["sessions"].insert().values({**session, **later}))
+
+    empty.transact(grow)
+    empty.downgrade("0019")
+    found = empty.query(lambda conn: conn.execute(text("SELECT * FROM groups ORDER BY id")).all())
+    why = "not filled before a downgrade"
+    assert [(row.state, row.size, row.reject_reason, row.finished_at) for row in found] == [
+        ("rejected", 1, why, 9.0),
+        ("running", 1, None, None),
+        ("ready", 1, None, None),
+    ]
+    (run,) = empty.query(lambda conn: conn.execute(text("SELECT * FROM runs")).all())
+    assert (run.admitted, run.running, run.returned) == (3, 1, 1)
+    assert empty.integrity() == []
+
+
 STARTER = """
 import sys
 from sqlalchemy import event

@@ -145,6 +145,7 @@ def test_odd_numbers_and_ids_in_addresses_are_client_errors(proxy: Any) -> None:
         "run_id": proxy.run_id,
         "response_id": f"resp_{call['id']}",
         "step": "1",
+        "trajectory_id": "some",
         "key": "first",
         "model": "test",
     }

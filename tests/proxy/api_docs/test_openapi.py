@@ -48,6 +48,15 @@ def test_every_model_route_is_described():
     assert app.openapi()["components"]["schemas"]["ChatBody"]["required"] == ["messages"]
 
 
+def test_a_start_of_a_session_describes_its_group():
+    described = routes().openapi()
+    fields = described["components"]["schemas"]["SessionBody"]["properties"]
+    assert fields["group"]["anyOf"][0] == {"type": "string", "minLength": 1, "maxLength": 200}
+    assert fields["group_size"]["anyOf"][0] == {"type": "integer", "minimum": 1, "maximum": 1024}
+    for code in ("group_full", "group_closed", "group_differs"):
+        assert code in described["paths"]["/sessions"]["post"]["description"]
+
+
 @pytest.fixture
 def api(proxy):
     return schemathesis.openapi.from_url(proxy.url + "/openapi.json")

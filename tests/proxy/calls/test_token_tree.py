@@ -53,7 +53,7 @@ def tree(*nodes: Node) -> Tree:
     ("chain", "expected"),
     [
         ([b"", b"system", b"user", b"turn 1", b"user 2", b"turn 2", b"user 3"], (5, "second")),
-        ([b"", b"system", b"user", b"turn 1", b"user 2", b"turn 2"], (3, "first")),  # nothing would be left to add
+        ([b"", b"system", b"user", b"turn 1", b"user 2", b"turn 2"], (5, "second")),  # it adds no message
         ([b"", b"system", b"user", b"turn 1", b"edited"], (3, "first")),
         ([b"", b"turn 1", b"user 2"], (1, "first")),
         ([b"", b"system", b"user", b"without text", b"user 2"], (3, "second")),

@@ -49,6 +49,17 @@ def test_a_second_turn_extends_the_first_byte_for_byte(proxy):
     assert two["new_messages"] == [{"role": "user", "content": "again"}]
 
 
+def test_a_call_that_adds_no_message_extends_the_answer(proxy):
+    session = proxy.session()
+    proxy.engine.enqueue(proxy.says("dcba"), proxy.says("no"))
+    first = ask(proxy, session).choices[0].message.model_dump()
+    ask(proxy, session, [*HELLO, first])  # the agent lets the policy speak again
+    one, two = proxy.calls(session)
+    assert (two["parent_id"], two["fork_reason"], two["new_messages"]) == (one["id"], None, [])
+    whole = [*one["prompt_delta_ids"], *one["output_ids"], *two["prompt_delta_ids"]]
+    assert proxy.engine.requests[1]["input_ids"] == whole
+
+
 def test_an_edited_history_forks_with_its_reason(proxy):
     session = proxy.session()
     proxy.engine.enqueue(proxy.says("dcba"), proxy.says("no"))

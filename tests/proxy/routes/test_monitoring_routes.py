@@ -34,7 +34,9 @@ def other_run(proxy: Any) -> str:
 
 def test_a_runs_key_reads_its_own_run_alone(proxy: Any, other_run: str) -> None:
     assert [run["name"] for run in proxy.get("/api/runs")] == ["test"]
-    for path in ("", "/steps", "/steps/1/lineage", "/events", "/evaluations", "/evaluations/episodes"):
+    tokens = proxy.http.get(f"{proxy.url}/api/runs/{other_run}/trajectories/some/tokens", headers=RUN)
+    assert (tokens.status_code, tokens.json()["error"]["code"]) == (404, "run_not_found")
+    for path in ("", "/samples", "/steps", "/steps/1/lineage", "/events", "/evaluations", "/evaluations/episodes"):
         answer = proxy.http.get(f"{proxy.url}/api/runs/{other_run}{path}", headers=RUN)
         assert (answer.status_code, answer.json()["error"]["code"]) == (404, "run_not_found"), path
         assert proxy.http.get(f"{proxy.url}/api/runs/{proxy.run_id}{path}", headers=RUN).status_code == 200

@@ -50,12 +50,43 @@ def test_an_end_may_reject_a_session_or_train_some_tokens_only(proxy):
     assert proxy.get("/api/run")["trajectories"] == {"rejected": 2}
 
 
+def test_an_end_may_carry_what_the_agent_measured(proxy):
+    session, other = proxy.post("/groups").json()["sessions"]
+    path = f"/sessions/{session['session_id']}/end"
+    most = {f"name {i}": 0.0 for i in range(33)}
+    for wrong in ({"a": "x"}, {"a": None}, {"a": 1e101}, {"": 1.0}, {"a" * 101: 1.0}, {"a\n": 1.0}, most, [1.0]):
+        answer = proxy.post(path, {"stats": wrong})
+        assert answer.status_code == 422, wrong
+        assert "stats" in answer.json()["error"]["message"]
+    for number in ("NaN", "Infinity", "1e999"):  # JSON as Python writes it
+        content = f'{{"stats": {{"a": {number}}}}}'
+        assert proxy.http.post(proxy.url + path, content=content, headers=RUN | JSON).status_code in (400, 422)
+    assert proxy.post(path, {"stats": {"turns": 3, "time/tool": 0.25}}).status_code == 200
+    assert proxy.post(path, {"stats": {"turns": 99}}).status_code == 200  # the first end stands
+    assert proxy.get(f"/sessions/{session['session_id']}")["stats"] == {"turns": 3.0, "time/tool": 0.25}
+    assert proxy.get(f"/sessions/{other['session_id']}")["stats"] == {}
+
+
 def test_the_end_of_the_last_session_may_reject_the_group(proxy):
     first, second = proxy.post("/groups").json()["sessions"]
     play(proxy, first)
     play(proxy, second, reject_group="too easy")
     run = proxy.get("/api/run")
     assert (run["groups"], run["trajectories"]) == ({"rejected": 1}, {"rejected": 2})
+
+
+def test_the_end_of_a_session_may_have_an_answer(proxy):
+    first, second = proxy.post("/groups").json()["sessions"]
+    play(proxy, first, answer="the\n  answer\0")
+    play(proxy, second, answer="x" * 60_000)
+    assert proxy.get(f"/sessions/{first['session_id']}")["answer"] == "the answer"
+    kept = proxy.get(f"/sessions/{second['session_id']}")["answer"]
+    assert kept[:402] == "x" * 400 + "… "
+    assert len(kept) <= 500
+    third = proxy.post("/groups").json()["sessions"][0]
+    path = f"/sessions/{third['session_id']}/end"
+    assert proxy.post(path, {"answer": "x" * 70_000}).status_code == 422
+    assert proxy.post(path, {"answer": 4}).status_code == 422
 
 
 def test_every_pass_over_the_data_visits_each_task_once(proxy):
@@ -229,6 +260,20 @@ def test_a_publish_moves_the_run_once_every_engine_has_the_version(proxy, tmp_pa
     lineage = proxy.get(f"/api/runs/{proxy.run_id}/steps/1/lineage")
     assert len({row["trajectory_id"] for row in lineage}) == 4
     assert {(row["return"], row["advantage"], row["staleness_max"]) for row in lineage} == {(1.0, 0.5, 0)}
+
+
+def test_a_trajectory_is_read_token_by_token(proxy, tmp_path):
+    trained_version(proxy, tmp_path)
+    lineage = proxy.get(f"/api/runs/{proxy.run_id}/steps/1/lineage")
+    of_run = f"/api/runs/{proxy.run_id}/trajectories"
+    one = proxy.get(f"{of_run}/{lineage[0]['trajectory_id']}/tokens")
+    assert (one["step"], one["state"]) == (1, "trained")
+    assert [reason for reason, _, _ in one["loss_reasons"]] == ["prompt", "trained"]
+    assert one["loss_reasons"][-1][2] == len(one["input_ids"]) == len(one["versions"]) == len(one["ages"])
+    assert set(one["entropy"]) == {None}  # no trainer has measured it
+    for path in (f"{of_run}/nothing/tokens", f"/api/runs/nothing/trajectories/{one['trajectory_id']}/tokens"):
+        unknown = proxy.http.get(f"{proxy.url}{path}", headers=ADMIN)
+        assert (unknown.status_code, unknown.json()["error"]["code"]) == (404, "trajectory_not_found")
 
 
 def test_an_engine_that_refuses_the_weights_is_ejected_and_comes_back(proxy, tmp_path):

@@ -18,6 +18,7 @@ from typing import Any
 import httpx
 import psutil
 import pytest
+from liveness import is_alive
 from serving import add_version
 from sqlalchemy import select
 
@@ -115,14 +116,7 @@ def command(
                 process.kill()
                 process.wait()
         database.close()
-        assert not [pid for pid in started if alive(pid)], log.read_text()
-
-
-def alive(pid: int) -> bool:
-    try:
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
+        assert not [pid for pid in started if is_alive(pid)], log.read_text()
 
 
 @pytest.fixture
@@ -259,14 +253,14 @@ def test_sigterm_ends_all_of_them_and_no_secret_is_on_a_command_line(two, store_
         assert store_url not in argv
     two.process.send_signal(signal.SIGTERM)
     assert two.process.wait(120) == 0
-    assert not [pid for pid in pids if alive(pid)]
+    assert not [pid for pid in pids if is_alive(pid)]
     assert not list(two.log.parent.glob("agentrl-metrics-*"))
 
 
 def test_the_workers_of_a_dead_parent_end(two, until):
     pids = two.pids()
     two.process.kill()
-    until(lambda: not [pid for pid in pids if alive(pid)])
+    until(lambda: not [pid for pid in pids if is_alive(pid)])
 
 
 def test_ctrl_c_reaches_every_process_and_means_one_stop(two):

@@ -124,6 +124,12 @@ def test_rewards_are_grouped_by_name_and_returns_by_source() -> None:
     }
 
 
+def test_stats_of_sessions_are_averaged_under_their_names() -> None:
+    facts = BatchFacts({}, {}, calls=1, truncated_calls=0, stats={"reward": [1.0, 2.0], "time/reward": [4.0]})
+    found = outcome_metrics(batch(trajectory("g", "a", 1.0)), facts)
+    assert found == {"rollout/reward": 1.5, "rollout/time/reward": 4.0, "truncated_fraction": 0.0}
+
+
 def test_only_the_most_frequent_names_are_kept() -> None:
     rare = {f"rare-{i:03}": [1.0] for i in range(LABELS_KEPT + 5)}
     facts = BatchFacts(rewards=rare | {"usual": [1.0, 0.0]}, sources={}, calls=0, truncated_calls=0)

@@ -15,7 +15,7 @@ from agentrl.configs.evaluation_config import EvalConfig
 from agentrl.configs.metrics_config import MetricsConfig
 from agentrl.domain.evaluation import Evaluation, Result
 from agentrl.store.tables import runs
-from agentrl.trainer import loop
+from agentrl.trainer import training_run
 from agentrl.trainer.distributed import World
 from agentrl.trainer.metrics import evaluation_metrics, metric_sinks
 from agentrl.trainer.metrics.evaluation_metrics import EvaluationReports, metrics
@@ -84,7 +84,7 @@ def test_a_resumed_trainer_sends_the_newest_evaluations_again(
 ) -> None:
     setup.evaluate(0, 0)
     with monkeypatch.context() as patch:
-        patch.setattr(loop, "publish", lambda t, version, tensors: (_ for _ in ()).throw(Died))
+        patch.setattr(training_run, "publish", lambda t, version, tensors: (_ for _ in ()).throw(Died))
         with pytest.raises(Died):
             setup.train()
     setup.stop.set()  # nor does a stopped trainer wait
@@ -127,3 +127,18 @@ def test_waiting_for_an_evaluation_ends_after_the_timeout(setup: Setup, got: Got
 def test_an_unknown_interval_is_left_out() -> None:
     found = metrics(Evaluation(0, 0, 1, {"s": Result({0: [0.7]})}))
     assert found == {"evaluation/s/reward": 0.7, "evaluation/s/perfect": 0}
+
+
+def test_the_vote_of_the_samples_is_a_figure() -> None:
+    found = metrics(Evaluation(0, 0, 3, {"s": Result({0: [1.0, 1.0, 0.0]}, answers={0: ["a", "a", "b"]})}))
+    assert found["evaluation/s/maj@1"] == pytest.approx(2 / 3)
+    assert found["evaluation/s/maj@3"] == 1.0
+
+
+def test_what_agents_measured_is_apart_by_setting() -> None:
+    results = {"s": Result({0: [1.0]}, stats={"turns": [1.0, 2.0]}), "t": Result({0: [1.0]}, stats={"turns": [4.0]})}
+    found = metrics(Evaluation(0, 0, 2, results))
+    assert {name: value for name, value in found.items() if name.startswith("eval-rollout/")} == {
+        "eval-rollout/s/turns": 1.5,
+        "eval-rollout/t/turns": 4.0,
+    }

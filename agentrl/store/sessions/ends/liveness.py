@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 
-from sqlalchemy import Connection, select, update
+from sqlalchemy import ColumnElement, Connection, Table, select, update
 
 from agentrl.domain.schemas import SessionStatus
 from agentrl.errors import no_session
@@ -35,11 +35,18 @@ def touch(conn: Connection, session_id: str) -> str:
 
 def due(conn: Connection, run_id: str, *, skip: int = 0, limit: int = 256) -> list[str]:
     """The sessions that some replica should check now, the longest overdue first, without the first `skip`."""
+    return due_rows(conn, sessions, run_id, sessions.c.built.is_(False), skip=skip, limit=limit)
+
+
+def due_rows(
+    conn: Connection, table: Table, run_id: str, condition: ColumnElement[bool], *, skip: int, limit: int
+) -> list[str]:
+    """The ids of the run's rows that are due and satisfy `condition`, the longest overdue first, after `skip`."""
     return list(
         conn.execute(
-            select(sessions.c.id)
-            .where(sessions.c.run_id == run_id, sessions.c.built.is_(False), sessions.c.due_at <= time.time())
-            .order_by(sessions.c.due_at, sessions.c.id)
+            select(table.c.id)
+            .where(table.c.run_id == run_id, condition, table.c.due_at <= time.time())
+            .order_by(table.c.due_at, table.c.id)
             .offset(skip)
             .limit(limit)
         ).scalars()

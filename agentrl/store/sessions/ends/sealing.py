@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, and_, case, exists, update
 
+from agentrl.domain import answer_text
 from agentrl.domain.schemas import GONE, InteractionStatus, SessionStatus
 from agentrl.domain.verdicts import EVERYTHING, Verdict
 from agentrl.store import family
@@ -29,12 +31,16 @@ def end(
     limits: Limits,
     verdict: Verdict = EVERYTHING,
     reject_group: str | None = None,
+    *,
+    answer: str | None = None,
+    stats: Mapping[str, float] | None = None,
 ) -> str:
     """Seal a session and the sessions below it: new calls get 409, running ones may still commit; returns the status.
 
     Ending twice is harmless: the first end stands. But a session that still waits for calls or a reward can be
-    abandoned. `reject_group` is the reason why no session of the group trains. Raises RequestError 404 for an unknown
-    session, and 422 for a verdict on calls that it has not made.
+    abandoned. `reject_group` is the reason why no session of the group trains; `answer` is what the episode answered,
+    and `stats` are numbers that the agent measured. Raises RequestError 404 for an unknown session, and 422 for a
+    verdict on calls that it has not made.
     """
     row = lock_in_tree(conn, session_id)
     abandons = status == SessionStatus.ABANDONED and not row.built and row.status not in GONE
@@ -45,9 +51,13 @@ def end(
     error = None if error is None else codec.error_text(error)
     if not abandons:
         session_verdicts.record(conn, session_id, verdict)
+        if (kept := answer_text.bounded(answer)) is not None:
+            conn.execute(update(sessions).where(sessions.c.id == session_id).values(answer=kept))
     _seal(conn, [session_id], status, error, due_in_s=0.0)
     if below:
         _seal(conn, below, status, PARENT_ENDED, due_in_s=limits.silence_s(None))
+    if stats:
+        conn.execute(update(sessions).where(sessions.c.id == session_id).values(stats=dict(stats)))
     if reject_group is not None:
         conn.execute(update(groups).where(groups.c.id == row.group_id).values(reject_reason=reject_group))
     return settle(conn, session_id, limits)

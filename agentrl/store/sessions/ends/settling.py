@@ -50,7 +50,7 @@ def settle(conn: Connection, session_id: str, limits: Limits) -> str:
         of_them = (sessions.c.id.in_(next_ones), sessions.c.built.is_(False))
         conn.execute(update(sessions).where(*of_them).values(due_at=time.time()))
     if built:
-        _settle_group(conn, row.group_id, limits)
+        settle_group(conn, row.group_id, limits)
     return str(conn.execute(select(sessions.c.status).where(sessions.c.id == session_id)).scalar_one())
 
 
@@ -83,8 +83,11 @@ def _build(conn: Connection, row: Row[Any], tree: Family, limits: Limits, *, par
     return True
 
 
-def _settle_group(conn: Connection, group_id: str, limits: Limits) -> None:
-    """Move a group out of `running` once all its sessions are built; a rejected one gives its place back."""
+def settle_group(conn: Connection, group_id: str, limits: Limits) -> None:
+    """Move a group out of `running` once all its sessions are built; a rejected one gives its place back.
+
+    A group that sessions may still join stays `running` until its missing places are given up (`missing_places`).
+    """
     group = lock_group(conn, group_id)
     unbuilt = conn.execute(
         select(func.count()).select_from(sessions).where(sessions.c.group_id == group_id, sessions.c.built.is_(False))
@@ -92,6 +95,9 @@ def _settle_group(conn: Connection, group_id: str, limits: Limits) -> None:
     if unbuilt or group.state != "running":
         return
     now = time.time()
+    if group.due_at is not None:
+        conn.execute(update(groups).where(groups.c.id == group_id).values(due_at=now + limits.session_timeout_s))
+        return
     if group.is_eval:
         conn.execute(update(groups).where(groups.c.id == group_id).values(state="evaluated", finished_at=now))
         failures.stop_if_all_fail(conn, group.run_id, group_id, limits.max_failures_in_a_row)
@@ -99,12 +105,21 @@ def _settle_group(conn: Connection, group_id: str, limits: Limits) -> None:
     of_group = (trajectories_table.c.group_id == group_id, trajectories_table.c.state == TrajectoryState.READY)
     trainable = list(conn.execute(select(trajectories_table.c.session_id).distinct().where(*of_group)).scalars())
     episodes = set(family.roots(conn, trainable).values())
-    ready = len(episodes) >= limits.min_group_size and group.reject_reason is None
+    reject_reason = group.reject_reason
+    if group.missing and reject_reason is None and len(episodes) < limits.min_group_size:
+        started = group.size - group.missing
+        reject_reason = (
+            f"{started} of {group.size} sessions started, {len(episodes)} trainable, min_group_size is "
+            f"{limits.min_group_size}"
+        )
+    ready = len(episodes) >= limits.min_group_size and reject_reason is None
     conn.execute(
-        update(groups).where(groups.c.id == group_id).values(state="ready" if ready else "rejected", finished_at=now)
+        update(groups)
+        .where(groups.c.id == group_id)
+        .values(state="ready" if ready else "rejected", reject_reason=reject_reason, finished_at=now)
     )
     if not ready:
-        reason = "group_too_small" if group.reject_reason is None else trajectories.rejected(group.reject_reason)
+        reason = "group_too_small" if reject_reason is None else trajectories.rejected(reject_reason)
         conn.execute(update(trajectories_table).where(*of_group).values(state=TrajectoryState.REJECTED, reason=reason))
     conn.execute(
         update(runs_table)

@@ -17,13 +17,16 @@ import pytest
 from sqlalchemy import text
 
 from agentrl.configs.config_files import load_config, parse_config
+from agentrl.configs.episodes import task_sources
 from agentrl.configs.run_config import RunConfig
 from agentrl.data import task_stream
-from agentrl.errors import ConfigError, UserError
+from agentrl.domain.task_order import BLOCK
+from agentrl.errors import ConfigError, RequestError, UserError
 from agentrl.launch.create import create_run
 from agentrl.launch.run_lifecycle import open_run
 from agentrl.launch.tasks import task_ingestion
 from agentrl.store import Database, runs, task_rows
+from agentrl.store.audit import run_audit
 
 ROWS = 3000
 
@@ -34,6 +37,24 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "b.jsonl").write_text("".join(f'{{"n": {-n}}}\n' for n in range(ROWS // 2)))
     monkeypatch.setattr(task_stream, "BATCH_ROWS", 100)
     return tmp_path
+
+
+@pytest.fixture
+def endless(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """A source that never ends."""
+    source = "import itertools\ndef tasks():\n    return ({'n': n} for n in itertools.count())\n"
+    (tmp_path / "endless.py").write_text(source)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(task_stream, "BATCH_ROWS", BLOCK // 4)
+    monkeypatch.setattr(task_ingestion, "POLL_S", 0.01)
+    yield "endless:tasks"
+    sys.modules.pop("endless", None)
+
+
+def take(database: Database, cursor: int, status: str = "running") -> None:
+    """The run takes the tasks before `cursor`."""
+    with database.write() as conn:
+        conn.execute(text("UPDATE runs SET data_cursor = :n, status = :status"), {"n": cursor, "status": status})
 
 
 def config_of(folder: Path, url: str, tasks: Any = None, **settings: Any) -> RunConfig:
@@ -221,3 +242,92 @@ async def test_the_rest_is_stored_beside_the_run_and_a_cancelled_one_later(
     await task_ingestion.follow(database, run_id, config, notes.append)
     assert notes == before
     database.close()
+
+
+async def test_a_source_without_end_is_stored_ahead_of_the_run_and_goes_on_where_it_stopped(
+    folder: Path, database_url: str, endless: str
+) -> None:
+    config = config_of(folder, database_url, tasks={"path": endless, "ahead": BLOCK})
+    database, quarter = Database(database_url), BLOCK // 4
+    cursors = iter([(1, "running"), (BLOCK // 2, "running"), (BLOCK, "running"), (3 * BLOCK, "running")])
+    waited: list[tuple[int, bool, bool]] = []
+
+    def show(progress: task_ingestion.Progress) -> None:
+        """When nothing is left to store, the run takes further tasks; at last it ends."""
+        if progress.waits:
+            waited.append((progress.stored // quarter, progress.usable, progress.complete))
+            take(database, *next(cursors, (3 * BLOCK, "finished")))
+
+    await asyncio.to_thread(create_run, config, "key", show)
+    assert waited == [(quarters, True, False) for quarters in (4, 5, 6, 8, 16)]
+
+    take(database, 4 * BLOCK - 1)
+    noted, notes = asyncio.Event(), list[str]()
+    loop = asyncio.get_running_loop()
+
+    def note(line: str) -> None:
+        notes.append(line)
+        loop.call_soon_threadsafe(noted.set)
+
+    run = database.query(runs.by_name, "r")
+    following = asyncio.create_task(task_ingestion.follow(database, run.id, config, note))
+    await noted.wait()
+    following.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await following
+    assert notes == [f"{20 * quarter:,} tasks are stored; further ones follow as the run takes them (tasks.ahead)"]
+    with database.read() as conn:
+        for block in range(5):
+            numbers = [
+                task_rows.task_at(conn, run.id, cursor, run.seed).data["n"]
+                for cursor in (block * BLOCK, block * BLOCK + 7, (block + 1) * BLOCK - 1)
+            ]
+            assert all(block * BLOCK <= number < (block + 1) * BLOCK for number in numbers)
+        with pytest.raises(RequestError, match="not stored yet"):
+            task_rows.task_at(conn, run.id, 5 * BLOCK, run.seed)
+        assert not list(run_audit.scan(conn, run.id))
+    database.close()
+
+
+def test_a_source_that_is_smaller_and_one_without_bound_are_stored_wholly(
+    folder: Path, database_url: str, endless: str
+) -> None:
+    sources = [
+        {"path": f"{folder}/a.jsonl", "ahead": BLOCK},
+        {"path": endless, "limit": 2 * BLOCK, "ahead": None, "name": "all"},
+    ]
+    seen: list[task_ingestion.Progress] = []
+    create_run(config_of(folder, database_url, tasks=sources), "key", seen.append)
+    assert (seen[-1].stored, seen[-1].complete, any(one.waits for one in seen)) == (ROWS + 2 * BLOCK, True, False)
+
+
+def test_a_large_source_with_an_end_waits_beside_a_run_but_is_created_wholly(
+    folder: Path, database_url: str, endless: str
+) -> None:
+    config = config_of(folder, database_url, tasks={"path": endless, "limit": 2 * BLOCK, "ahead": BLOCK})
+    database = Database(database_url)
+    with database.write() as conn:
+        sources = task_ingestion.check(config)
+        run_id = runs.create(conn, name="r", config={}, sources=sources, base_model="t", key="k", seed=0, steps=1)
+    beside = task_ingestion.ingest(database, run_id, config)
+    assert next(progress for progress in beside if progress.waits).stored == BLOCK
+    whole = list(task_ingestion.ingest(database, run_id, config, only_endless_wait=True))
+    assert (whole[-1].stored, whole[-1].complete) == (2 * BLOCK, True)
+    assert next(beside).complete  # another process has stored the rest
+    database.close()
+
+
+def test_passes_count_all_tasks_so_all_are_stored(folder: Path, database_url: str, endless: str) -> None:
+    tasks = {"path": endless, "limit": BLOCK + 10, "ahead": BLOCK}
+    create_run(config_of(folder, database_url, tasks=tasks, epochs=1), "key")
+    with Database(database_url).read() as conn:
+        assert runs.by_name(conn, "r").target_steps == -(-(BLOCK + 10) // 8)
+
+
+@pytest.mark.parametrize("ahead", [0, BLOCK - 1, 2**40, "all"])
+def test_a_source_is_at_least_a_block_ahead(ahead: Any) -> None:
+    assert task_sources.LEAST_AHEAD == BLOCK
+    with pytest.raises(ConfigError, match="ahead"):
+        parse_config({"name": "r", "model": "tiny", "tasks": {"path": "a.jsonl", "ahead": ahead}})
+    with pytest.raises(ConfigError, match="ahead: only for training tasks"):
+        parse_config({"name": "r", "model": "tiny", "evaluation": {"tasks": {"path": "a.jsonl", "ahead": None}}})

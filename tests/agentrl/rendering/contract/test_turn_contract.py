@@ -47,6 +47,24 @@ def test_an_appended_turn_extends_the_recorded_ids(contracted: Contracted, calls
             ids = ids + written + bridge.delta_ids
 
 
+def test_a_call_that_adds_no_message_is_the_generation_prompt_or_a_fork(contracted: Contracted) -> None:
+    """The policy speaks again behind its own reply, as the format writes it."""
+    renderer, written = contracted.renderer, contracted.sample(reply("Done."))
+    ids = renderer.render(HISTORY, TOOLS)
+    parsed, _ = parse(renderer, TOOLS, ids, written)
+    before = [*HISTORY, delivered(parsed, with_reasoning=True)]
+    try:
+        rendered = renderer.decode(renderer.render(before, TOOLS))
+    except RequestError:
+        pytest.skip("two replies cannot follow each other in this format")
+    bridge = renderer.bridge(ids + written, [], TOOLS, messages_before=before)
+    if bridge.delta_ids is None:
+        assert bridge.reason is not None
+    else:
+        stop = renderer.decode(written[-1:]) if contracted.keeps_stop else ""
+        assert rendered.endswith(stop + renderer.decode(bridge.delta_ids))
+
+
 def test_a_reply_without_its_stop_token_is_truncated(contracted: Contracted) -> None:
     renderer = contracted.renderer
     ids = [*renderer.render(HISTORY, TOOLS), *contracted.sample(reply("Let me see."))[:-1]]

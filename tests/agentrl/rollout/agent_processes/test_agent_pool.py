@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import sys
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
@@ -14,8 +15,10 @@ import pytest
 
 from agentrl.configs.config_files import parse_config
 from agentrl.errors import UserError
+from agentrl.processes.template import Template
 from agentrl.rollout.agent_processes import agent_process
 from agentrl.rollout.agent_processes.agent_pool import AgentPool
+from agentrl.rollout.agent_processes.agent_process import HOST
 from agentrl.rollout.episode import AgentFailed
 from agentrl.rollout.score import Result, Reward
 
@@ -24,6 +27,9 @@ import asyncio, os, signal, time
 from agentrl import Result, Reward
 
 kept = []
+
+def score(completion):
+    return float(len(completion))
 
 class Agent:
     def __init__(self, loud=False):
@@ -38,6 +44,7 @@ class Agent:
             return Result(
                 rewards=(Reward(value=float(extra["is_eval"]), interaction_id=extra["group_id"], name="n"),),
                 trained_tokens={extra["api_key"]: [(0, 2)]},
+                answer=7,
             )
         if kind == "raise":
             raise ValueError("no luck")
@@ -50,6 +57,11 @@ class Agent:
             while os.path.exists(data["file"]):
                 time.sleep(0.01)
             return 2.0
+        if kind == "spin":
+            open(data["file"], "w").close()
+            while os.path.exists(data["file"]):
+                pass
+            return 3.0
         if kind == "stubborn":
             open(data["file"], "w").close()
             while True:
@@ -57,6 +69,8 @@ class Agent:
                     await asyncio.sleep(60)
                 except asyncio.CancelledError:
                     pass
+        if kind == "score":
+            return await extra["score"]([{"role": "user", "content": "Say."}], "four", alone=True)
         if kind == "leak":
             kept.append(bytearray(120 * 2**20))
             return os.getpid()
@@ -102,7 +116,7 @@ def stalled(pool: AgentPool) -> bool:
 
 async def test_results_arrive_whole_and_episodes_spread_over_processes(pool: AgentPool) -> None:
     assert await run(pool, "extra") == Result(
-        rewards=(Reward(value=1.0, interaction_id="g", name="n"),), trained_tokens={"key": [(0, 2)]}
+        rewards=(Reward(value=1.0, interaction_id="g", name="n"),), trained_tokens={"key": [(0, 2)]}, answer="7"
     )
     pids = await asyncio.gather(*(pid(pool, for_s=0.3) for _ in range(6)))
     assert len(set(pids)) == 2
@@ -147,6 +161,37 @@ async def test_a_blocked_process_gets_no_new_episodes(
     assert len({await pid(pool) for _ in range(4)}) == 1  # the other process
     file.unlink()
     assert (await blocked).rewards[0].value == 2.0
+
+
+async def test_episodes_go_to_the_processes_that_answer(
+    pool: AgentPool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(agent_process, "LATE_S", 0.3)
+    file = tmp_path / "blocked"
+    busy = [asyncio.create_task(pid(pool, for_s=60)) for _ in range(2)]
+    blocked = asyncio.create_task(run(pool, "block", file=str(file)))
+    await until(lambda: file.exists() and any(process.late for process in pool._processes))
+    other = next(process for process in pool._processes if not process.late)
+    more = [asyncio.create_task(pid(pool, for_s=60)) for _ in range(3)]
+    await until(lambda: other.running == 4)
+    file.unlink()
+    assert (await blocked).rewards[0].value == 2.0
+    for task in (*busy, *more):
+        task.cancel()
+    await asyncio.wait([*busy, *more])
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="Linux has such a priority")
+async def test_a_process_that_computes_without_end_runs_only_when_a_processor_is_free(tmp_path: Path) -> None:
+    async with pool_of(1) as pool:
+        process, file = await pid(pool), tmp_path / "spins"
+        assert os.sched_getscheduler(process) == os.SCHED_OTHER
+        spinning = asyncio.create_task(run(pool, "spin", file=str(file)))
+        await until(lambda: os.sched_getscheduler(process) == os.SCHED_IDLE)
+        file.unlink()
+        assert (await spinning).rewards[0].value == 3.0
+        (only,) = pool._processes
+        await until(lambda: only.retiring or os.sched_getscheduler(process) == os.SCHED_OTHER)
 
 
 async def test_when_every_process_is_blocked_others_are_started(
@@ -210,6 +255,14 @@ async def test_the_sessions_of_a_group_share_a_process_if_they_are_scored_togeth
         assert pids[0] == pids[1] != pids[2] == pids[3]
 
 
+async def test_agents_score_with_the_runs_reward_functions() -> None:
+    config: dict[str, Any] = {"name": "r", "model": "tiny", "tasks": "t.jsonl", "agent": "some_agents:Agent"}
+    config |= {"reward": {"function": "some_agents:score"}, "rollout": {"processes": 1}}
+    async with AgentPool(parse_config(config)) as scored:
+        found = await run(scored, "score")
+    assert [reward.value for reward in found.rewards] == [4.0]
+
+
 async def test_an_agent_that_cannot_be_loaded_is_an_error_of_its_own(tmp_path: Path) -> None:
     (tmp_path / "some_agents.py").write_text("")
     async with pool_of() as pool:
@@ -221,3 +274,15 @@ async def test_nothing_is_left_behind(tmp_path: Path) -> None:
     async with pool_of() as pool:
         pids = {await pid(pool, for_s=0.1) for _ in range(2)}
     assert not any(psutil.pid_exists(one) for one in pids)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="children are forked on Linux only")
+async def test_a_process_that_has_used_an_sdk_once_can_be_forked(tmp_path: Path) -> None:
+    """A call that left a thread would make each process import everything by itself."""
+    (tmp_path / "some_agents.py").write_text(
+        "from openai import AsyncOpenAI\nfrom agentrl import ToolLoop, tool\n" + AGENT
+    )
+    config = pool_of()._json
+    template = await Template.start(HOST, {"config": config})
+    assert template is not None
+    await template.stop()

@@ -41,6 +41,12 @@ def rank(prompts, completions):
     best = max(map(len, completions))
     return [len(text) / best for text in completions]
 
+def reads(completion, key="answer"):
+    return {"score": 0.5, key: completion.rpartition("=")[2] if "=" in completion else None}
+
+def reads_all(prompts, completions):
+    return [{"score": 1, "pred": len(text)} for text in completions]
+
 async def asks(completion, messages):
     return len(messages)
 """
@@ -75,6 +81,25 @@ async def test_components_are_weighted_and_named() -> None:
     values = {reward.name: reward.value for reward in found.rewards}
     assert values == {"right": 2.0, "length": -0.2, "parts.a": 1.0, "parts.b": 2.0, "asks": 2.0}
     assert {reward.source for reward in found.rewards if reward.name == "right"} == {"scored:right"}
+
+
+@pytest.mark.parametrize(
+    ("text", "used", "answer"),
+    [
+        ("6 * 7 = 42", ["right", "reads"], "42"),  # the first that reads answers
+        ("no idea", ["right", "reads"], None),  # it has found none
+        ("6 * 7  = 42", ["right", "length"], "6 * 7 = 42"),  # none reads answers: the text
+        ("  ", ["right"], None),
+        ("6 * 7 = 42", ["reads_all", "reads"], "10"),
+    ],
+)
+async def test_a_score_has_the_answer_that_was_judged(text: str, used: list[str], answer: str | None) -> None:
+    found = await score(text, components={name: {"function": f"scored:{name}"} for name in used})
+    assert (found.answer, found.scaled(0.5).answer, found.of_call("c").answer) == (answer,) * 3
+
+
+async def test_a_value_in_place_of_one_that_failed_has_the_text_as_its_answer() -> None:
+    assert (await score("42", function="scored:flaky", retries=0, on_error=0.0)).answer == "42"
 
 
 async def test_one_function_gives_the_reward_of_the_session() -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from agentrl.rollout.rewards.function_call import Unusable
+from agentrl.rollout.rewards.function_value import Graded
 from agentrl.rollout.verifiers.format_checks import json_schema, regex, think_format
 
 
@@ -47,3 +48,20 @@ def test_json_schema(text: str, value: float) -> None:
 def test_an_invalid_schema_is_an_error(schema: Any) -> None:
     with pytest.raises(Unusable, match="schema"):
         json_schema("{}", schema)
+
+
+@pytest.mark.parametrize(
+    ("text", "pattern", "full", "value", "answer"),
+    [
+        ("ANSWER: 1\nANSWER: 2", r"^ANSWER: (\d)$", False, 1.0, "2"),
+        ("none", r"^ANSWER: (\d)$", False, 0.0, None),
+        ("<a>7</a>", "<a>(.*)</a>", True, 1.0, "7"),
+    ],
+)
+def test_the_group_of_a_pattern_is_the_answer(
+    text: str, pattern: str, full: bool, value: float, answer: str | None
+) -> None:
+    found = regex(text, pattern=pattern, full=full)
+    assert isinstance(found, Graded)
+    assert (found, found.answer) == (value, answer)
+    assert not isinstance(regex(text, pattern="x"), Graded)

@@ -44,3 +44,18 @@ def test_it_needs_no_signal(judge: MathAnswer) -> None:
 def test_an_expected_answer_that_is_no_mathematics_is_an_error(judge: MathAnswer) -> None:
     with pytest.raises(Unusable, match="not a mathematical expression"):
         judge("5", "")
+
+
+@pytest.mark.parametrize(
+    ("completion", "truth", "answer"),
+    [
+        (r"\boxed{\frac{1}{2}}", "0.5", "1/2"),
+        (r"It is \boxed{0.50}.", "1/2", "1/2"),
+        (r"\boxed{0.25}", "72", "1/4"),
+        (r"\boxed{\frac{1}{4}}", "72", "1/4"),
+        (r"\boxed{\sqrt{8}}", r"2\sqrt{2}", "2*sqrt(2)"),
+        ("I do not know", "5", None),
+    ],
+)
+def test_equal_expressions_are_one_answer(judge: MathAnswer, completion: str, truth: str, answer: str | None) -> None:
+    assert judge(completion, truth).answer == answer

@@ -48,3 +48,15 @@ def test_fuzzy_is_a_similarity_with_a_threshold() -> None:
 )
 def test_choice(completion: str, truth: Any, value: float) -> None:
     assert choice(completion, truth) == value
+
+
+def test_the_answer_is_what_was_compared() -> None:
+    assert (
+        exact("So: The Moon.", ["moon", "the moon"], pattern="So: (.*)").answer == "moon"
+    )  # all right answers are one
+    assert exact("So: Mars.", "moon", pattern="So: (.*)").answer == "mars"
+    assert exact("Mars", "moon", pattern="So: (.*)").answer is None
+    assert exact(" A ", "B", normalize=False).answer == " A "
+    assert fuzzy("The Mon.", "the moon").answer == "the mon"
+    assert choice("I take (b).", "A").answer == "B"
+    assert choice("none", "A").answer is None

@@ -9,6 +9,7 @@ import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 import yaml
 from databases import Databases
@@ -18,7 +19,7 @@ from sqlalchemy import make_url, text
 from typer.testing import CliRunner
 
 from agentrl.cli.main import app
-from agentrl.domain.schemas import InteractionStatus, SessionStatus
+from agentrl.domain.schemas import FACTS, InteractionStatus, SessionStatus
 from agentrl.store import Database, runs
 from agentrl.store.audit import run_audit
 from agentrl.store.calls import call_outcomes, call_traces, running_calls
@@ -26,7 +27,7 @@ from agentrl.store.db import codec
 from agentrl.store.sessions import child_sessions, group_starts
 from agentrl.store.sessions.ends import sealing
 from agentrl.store.sessions.session_limits import Limits
-from agentrl.store.training import rewards, step_resume
+from agentrl.store.training import rewards, step_resume, token_facts
 
 LIMITS = Limits(
     group_size=2,
@@ -70,6 +71,10 @@ class Healthy:
         finish(db, self.run, epoch, batch)
         self.first_step, self.step = anchor, batch.step_id
         self.trajectory = batch.trajectories[-1].trajectory_id
+        facts = {
+            t.trajectory_id: np.zeros((len(FACTS), int(t.loss_mask.sum())), np.float32) for t in batch.trajectories
+        }
+        db.transact(token_facts.record, self.run, epoch, self.step, facts)
         self._lease(epoch)
         self._fork()
         self._open_group()

@@ -1,5 +1,6 @@
 """Arrays and JSON survive packing; ids sort by creation."""
 
+import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -14,6 +15,16 @@ def test_ids_survive_packing(ids):
 @given(st.lists(st.floats(width=32, allow_nan=False)))
 def test_logprobs_survive_packing_bit_for_bit(logprobs):
     assert codec.unpack_logprobs(codec.pack_logprobs(logprobs)).tolist() == logprobs
+
+
+@given(st.integers(1, 9), st.integers(0, 40), st.data())
+def test_tables_survive_packing_bit_for_bit(rows, columns, data):
+    numbers = st.floats(width=32)
+    table = np.array([[data.draw(numbers) for _ in range(columns)] for _ in range(rows)], np.float32)
+    table = table.reshape(rows, columns)
+    found = codec.unpack_table(codec.pack_table(table), rows)
+    assert found.shape == table.shape
+    assert found.tobytes() == table.tobytes()
 
 
 @given(

@@ -96,10 +96,22 @@ class Group:
     size: int
     owner: str | None = None
     digest: str | None = None
+    name: str | None = None  # by which sessions join it
+    missing: int = 0  # places that were given up
     state: str = "running"
     sessions: list[Session] = field(default_factory=list)
     step: Step | None = None
     too_old: set[str] = field(default_factory=set)  # leaves of the trajectories that its step found too old
+    reject_reason: str = "group_too_small"
+
+    @property
+    def roots(self) -> list[Session]:
+        return [s for s in self.sessions if s.parent is None]
+
+    @property
+    def waits(self) -> bool:
+        """Whether sessions may still join it."""
+        return len(self.roots) + self.missing < self.size
 
 
 @dataclass(eq=False)
@@ -251,7 +263,7 @@ class Model:
                 reason = "no_reward"
             state, step = ("rejected", None) if reason else ("ready", None)
             if not reason and group.state == "rejected":
-                state, reason = "rejected", "group_too_small"
+                state, reason = "rejected", group.reject_reason
             elif not reason and group.state == "stale":
                 state, reason = "stale", "too_old"
             elif not reason and group.step is not None:
@@ -318,15 +330,37 @@ class Model:
         session.built = True
         for child in session.children:
             self.settle(child)
-        group = session.group
-        if group.state != "running" or not all(s.built for s in group.sessions):
+        self.settle_group(session.group)
+
+    def settle_group(self, group: Group) -> None:
+        if group.state != "running" or group.waits or not all(s.built for s in group.sessions):
             return
         if group.is_eval:
             group.state = "evaluated"
             return
         good = {s.root.id for s in group.sessions for path in self.trajectories(s).values() if path.state == "ready"}
         group.state = "ready" if len(good) >= self.limits.min_group_size else "rejected"
+        if group.missing and group.state == "rejected":
+            group.reject_reason = (
+                f"rejected: {len(group.roots)} of {group.size} sessions started, {len(good)} trainable, "
+                f"min_group_size is {self.limits.min_group_size}"
+            )
         self.returned += group.state == "rejected"
+
+    def refuses_start(self, group: Group) -> str | None:
+        """Why it is not created, or no session joins it any more."""
+        if not group.id:
+            return None if self.has_capacity() else "no_capacity"
+        if group.waits:
+            return None
+        return "group_closed" if group.missing else "group_full"
+
+    def look_at_group(self, group: Group) -> None:
+        """What a replica does with a group that is due."""
+        heard = max(self.heard_since, *(at for s in group.sessions for at in (s.created, s.ended or 0.0)))
+        if all(s.built for s in group.sessions) and self.now >= heard + self.limits.session_timeout_s:
+            group.missing = group.size - len(group.roots)
+            self.settle_group(group)
 
     def look(self, session: Session) -> None:
         if session.status != "open":

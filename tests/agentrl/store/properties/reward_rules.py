@@ -8,7 +8,7 @@ from hypothesis.stateful import precondition, rule
 
 from agentrl.errors import RequestError
 from agentrl.store import heartbeats
-from agentrl.store.sessions.ends import liveness, session_rewards
+from agentrl.store.sessions.ends import liveness, missing_places, session_rewards
 
 from .machine import Machine, picks
 from .model import FAILED, Call, Reward, Session
@@ -85,4 +85,11 @@ class RewardRules(Machine):
                 liveness.check_due_session(conn, session_id, self.model.limits, heard_since=self.model.heard_since)
             if not by_id[session_id].built:
                 self.model.look(by_id[session_id])
+        by_group = {g.id: g for g in self.model.groups}
+        with self.db.read() as conn:
+            due_groups = missing_places.due(conn, self.run_id)
+        for group_id in due_groups:
+            with self.db.write() as conn:
+                missing_places.check_due_group(conn, group_id, self.model.limits, heard_since=self.model.heard_since)
+            self.model.look_at_group(by_group[group_id])
         return len(due)

@@ -11,7 +11,7 @@ from hypothesis.stateful import precondition, rule
 
 from agentrl.domain.schemas import SessionStatus
 from agentrl.store.db import codec
-from agentrl.store.sessions import child_sessions, group_starts
+from agentrl.store.sessions import child_sessions, group_starts, named_groups
 from agentrl.store.sessions.ends import sealing
 from agentrl.store.sessions.group_starts import NewGroup
 
@@ -52,6 +52,26 @@ class SessionRules(Machine):
         else:
             group = Group("", True, size, digest=digest)
             self._start(group_starts.start_evaluation, group, keys, {"n": 1}, {}, None, counted=False)
+
+    @rule(fresh=st.booleans(), size=st.integers(1, 3))
+    def start_in_group(self, fresh, size):
+        """A session of a new named group, or of the newest one."""
+        named = [g for g in self.model.groups if g.name is not None]
+        group = named[-1] if named and not fresh else Group("", False, size, name=codec.new_id())
+        refusal = self.model.refuses_start(group)
+        asked = {"key_hash": codec.new_id(), "name": group.name, "size": group.size, "task": {"n": 1}, "metadata": {}}
+        new = self._try(lambda conn: named_groups.start_in_group(conn, self.run_id, self.model.limits, **asked))
+        if isinstance(new, Exception):
+            assert error_code(new) == refusal
+            return
+        assert refusal is None
+        if not group.id:
+            group.id = new.group_id
+            self.model.start(group, new.session_ids)
+        else:
+            assert (new.group_id, new.first_index) == (group.id, len(group.roots))
+            now = self.model.now
+            group.sessions.append(Session(new.session_ids[0], group, None, now, now))
 
     @precondition(lambda self: self.model.sessions)
     @rule(pick=picks)

@@ -18,7 +18,7 @@ from agentrl.domain.schemas import SessionStatus
 from agentrl.store import Database, runs
 from agentrl.store.audit import run_audit
 from agentrl.store.db import codec
-from agentrl.store.sessions.ends import liveness
+from agentrl.store.sessions.ends import liveness, missing_places
 from agentrl.store.tables import groups, trajectories, weight_versions
 from agentrl.store.tables import rewards as rewards_table
 from agentrl.store.tables import sessions as sessions_table
@@ -171,6 +171,8 @@ class StoreMachine(SessionRules, CallRules, RewardRules, TrainerRules):
         assert all(s.built for s in self.model.sessions)
         with self.db.read() as conn:
             assert liveness.due(conn, self.run_id) == []
+            assert missing_places.due(conn, self.run_id) == []
+        assert not any(g.waits for g in self.model.groups)
 
 
 @pytest.mark.searches

@@ -8,7 +8,7 @@ from sqlalchemy import text
 
 from agentrl.domain.schemas import SessionStatus
 from agentrl.store.db import codec
-from agentrl.store.sessions import group_starts
+from agentrl.store.sessions import child_sessions, group_starts
 from agentrl.store.sessions.ends import sealing
 from agentrl.store.training import batch_facts, rewards
 
@@ -78,3 +78,22 @@ def test_calls_that_were_cut_off_count_once_however_many_paths_share_them(db, ru
         conn.execute(text("UPDATE interactions SET finish_reason = 'length' WHERE id = :id"), {"id": root})
     facts = found(db, take(db, run_id, begin(db, run_id), 1, n_groups=1))
     assert (facts.calls, facts.truncated_calls) == (6, 1)
+
+
+def test_stats_are_those_of_the_leased_sessions_and_of_their_roots(db, run_id, limits):
+    def play(*stats, below=False):
+        with db.write() as conn:
+            new = group_starts.start_group(conn, run_id, limits, [codec.new_id() for _ in stats])
+            for session_id, of_session in zip(new.session_ids, stats, strict=True):
+                caller = session_id
+                if below:
+                    (caller,) = child_sessions.start_child(conn, session_id, limits, codec.new_id(), {}).session_ids
+                call(conn, run_id, caller)
+                rewards.add(conn, session_id, value=1.0, discount=1.0)
+                sealing.end(conn, session_id, SessionStatus.COMPLETED, None, limits, stats=of_session)
+
+    play({"turns": 1.0, "rare": 5.0}, {"turns": 3.0})
+    play({"turns": 8.0}, None, below=True)  # only the sub-agents of these made calls
+    play({"turns": 100.0}, {"turns": 100.0})
+    facts = found(db, take(db, run_id, begin(db, run_id), 1, n_groups=2))
+    assert {name: sorted(values) for name, values in facts.stats.items()} == {"turns": [1.0, 3.0, 8.0], "rare": [5.0]}

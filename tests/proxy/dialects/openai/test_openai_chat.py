@@ -53,7 +53,7 @@ TOOL = {"type": "function", "function": {"name": "calc", "parameters": {"type": 
         ({"modalities": ["text", "audio"]}, 400, "modalities"),
         ({"audio": {"voice": "alloy"}}, 400, "audio"),
         ({"prediction": {"type": "content", "content": "x"}}, 400, "prediction"),
-        ({"verbosity": "low"}, 400, "verbosity"),
+        ({"verbosity": "brief"}, 400, "verbosity"),
         ({"web_search_options": {}}, 400, "web_search_options"),
         ({"stop": [""]}, 400, "stop"),
         ({"stop": [str(i) for i in range(33)]}, 400, "stop"),
@@ -136,6 +136,8 @@ def test_nulls_are_absent_and_defaults_are_empty():
         {"user": "me", "metadata": {"a": "b"}, "store": True, "service_tier": "auto", "safety_identifier": "s"},
         {"prompt_cache_key": "k", "prompt_cache_retention": "24h", "prompt_cache_options": {"mode": "implicit"}},
         {"modalities": ["text"], "verbosity": "medium", "functions": None, "reasoning": {"max_tokens": 9}},
+        {"user": "me", "verbosity": "low"},
+        {"user": "me", "verbosity": "high"},
     ],
 )
 def test_harmless_parameters_change_nothing(fields):

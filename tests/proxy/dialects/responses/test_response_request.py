@@ -26,7 +26,7 @@ from .response_samples import CALC, ID, LOGPROBS, decode, refusal
         ({"prompt": {"id": "pmpt_1"}}, 400, "prompt"),
         ({"max_tool_calls": 3}, 400, "max_tool_calls"),
         ({"reasoning": {"depth": 1}}, 400, "reasoning.depth"),
-        ({"text": {"verbosity": "low"}}, 400, "text.verbosity"),
+        ({"text": {"verbosity": "brief"}}, 400, "text.verbosity"),
         ({"text": {"format": {"type": "grammar"}}}, 400, "text.format"),
         ({"text": {"format": {"type": "json_schema"}}}, 400, "text.format"),
         ({"include": ["file_search_results"]}, 400, "include"),
@@ -66,6 +66,7 @@ def test_bad_parameters_are_refused_by_name(fields, status, param):
         {"user": "me", "metadata": {"a": "b"}, "store": False, "service_tier": "flex", "prompt_cache_key": "k"},
         {"safety_identifier": "s", "prompt_cache_retention": "24h", "truncation": "disabled", "background": False},
         {"reasoning": {"summary": "auto"}, "text": {"verbosity": "medium", "format": {"type": "text"}}},
+        {"text": {"verbosity": "low"}},  # the OpenAI Agents SDK sends it for an agent without a model's name
         {"stream_options": {"include_obfuscation": False}, "tools": [], "tool_choice": "auto", "instructions": ""},
         {"temperature": None, "top_logprobs": None, "include": [], "prompt_cache_options": {"mode": "implicit"}},
     ],

@@ -1,0 +1,1 @@
+"""Simulated users: who answers the model when it calls no tool."""

@@ -1,0 +1,45 @@
+"""Facts of trained tokens: written by the trainer with its step, read with the trajectory's tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from sqlalchemy import Connection, delete, insert, select
+
+from agentrl.domain.schemas import FACTS, TokenFacts
+from agentrl.store.db import codec
+from agentrl.store.tables import token_facts
+from agentrl.store.training.trainer_epochs import check_epoch
+
+
+def record(conn: Connection, run_id: str, epoch: int, step_id: str, facts: Mapping[str, TokenFacts]) -> None:
+    """Keep the facts of a step's trajectories, in place of any that were kept before. Raises FencedError for an older
+    epoch.
+    """
+    check_epoch(conn, run_id, epoch)
+    conn.execute(delete(token_facts).where(token_facts.c.step_id == step_id))
+    rows = [
+        {
+            "step_id": step_id,
+            "trajectory_id": name,
+            "tokens": table.shape[1],
+            "data": codec.pack_table(table),
+        }
+        for name, table in facts.items()
+    ]
+    if rows:
+        conn.execute(insert(token_facts), rows)
+
+
+def of_trajectories(conn: Connection, keys: Mapping[str, str]) -> dict[str, TokenFacts]:
+    """Trajectory → its facts, for trajectories given with the steps that trained them; those without facts are left
+    out.
+    """
+    rows = conn.execute(
+        select(token_facts).where(token_facts.c.trajectory_id.in_(keys), token_facts.c.step_id.in_(set(keys.values())))
+    )
+    return {
+        row.trajectory_id: codec.unpack_table(row.data, len(FACTS))
+        for row in rows
+        if keys[row.trajectory_id] == row.step_id
+    }

@@ -1,0 +1,1 @@
+"""One module for each environment that benchmarks/environments.py runs."""

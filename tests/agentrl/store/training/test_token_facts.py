@@ -1,0 +1,98 @@
+"""Facts of trained tokens in the store: replaced as a whole, fenced, of one step, and pruned with their steps."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+import pytest
+from history import History
+
+from agentrl.domain.schemas import FACTS
+from agentrl.errors import FencedError
+from agentrl.store import Database
+from agentrl.store.audit import run_audit
+from agentrl.store.exports import token_rows
+from agentrl.store.training import steps, token_facts, trainer_epochs
+from agentrl.store.upkeep import retention
+
+
+def some(history: History, step: int) -> tuple[str, dict[str, np.ndarray]]:
+    """A step's id, and made-up facts of its batch."""
+    step_id = history.db.query(steps.of_run, history.run_id, step - 1)[0].id
+    rng = np.random.default_rng(step)
+    facts = {
+        t.trajectory_id: rng.random((len(FACTS), int(t.loss_mask.sum())), np.float32)
+        for t in history.batches[step].trajectories
+    }
+    return step_id, facts
+
+
+def keep(history: History, step_id: str, facts: dict[str, np.ndarray]) -> None:
+    history.db.transact(token_facts.record, history.run_id, history.epoch, step_id, facts)
+
+
+def test_facts_are_read_as_they_were_kept_and_replaced_as_a_whole(db: Database) -> None:
+    history = History(db, seed=1)
+    history.train(1)
+    step_id, facts = some(history, 1)
+    keep(history, step_id, {name: 0 * table for name, table in facts.items()})
+    one, *_ = facts
+    keep(history, step_id, {one: facts[one]})
+    found = db.query(token_facts.of_trajectories, dict.fromkeys(facts, step_id))
+    assert found.keys() == {one}
+    np.testing.assert_array_equal(found[one], facts[one])
+    assert db.query(token_facts.of_trajectories, {one: "another step"}) == {}
+
+
+def test_an_overtaken_trainer_keeps_nothing(db: Database) -> None:
+    history = History(db, seed=1)
+    history.train(1)
+    db.transact(trainer_epochs.begin_epoch, history.run_id)
+    with pytest.raises(FencedError):
+        keep(history, *some(history, 1))
+
+
+def test_the_facts_of_a_token_are_at_its_place(db: Database) -> None:
+    history = History(db, seed=1)
+    history.train(1)
+    step_id, facts = some(history, 1)
+    keep(history, step_id, facts)
+    for t in history.batches[1].trajectories:
+        row = db.query(token_rows.of_trajectory, history.run_id, t.trajectory_id)
+        for i, name in enumerate(FACTS):
+            np.testing.assert_array_equal(row[name][t.loss_mask], facts[t.trajectory_id][i])
+            assert np.isnan(row[name][~t.loss_mask]).all()
+
+
+def test_pruning_removes_the_facts_of_old_steps_only(db: Database) -> None:
+    history = History(db, seed=1)
+    history.train(2)
+    for step in (1, 2):
+        keep(history, *some(history, step))
+    cut = db.query(retention.cut_before_steps, history.run_id, 1)
+    expected = retention.estimate(db, history.run_id, cut)
+    removed = retention.prune(db, history.run_id, cut)
+    assert removed.rows["token_facts"] == expected.rows["token_facts"] == len(history.batches[1].trajectories)
+    assert removed.bytes >= 4 * removed.rows["token_facts"]
+    names = [t.trajectory_id for batch in history.batches.values() for t in batch.trajectories]
+    for step, left in ((1, 0), (2, len(history.batches[2].trajectories))):
+        step_id, _ = some(history, step)
+        assert len(db.query(token_facts.of_trajectories, dict.fromkeys(names, step_id))) == left
+    assert db.query(lambda conn: list(run_audit.scan(conn, history.run_id))) == []
+
+
+def test_a_group_with_facts_of_a_step_that_was_rolled_back_can_be_pruned(db: Database) -> None:
+    history = History(db, seed=1)
+    new = history.group()
+    history.group()
+    batch = history.lease()
+    assert batch is not None
+    keep(history, batch.step_id, {t.trajectory_id: np.zeros((len(FACTS), 1), np.float32) for t in batch.trajectories})
+    history.go_back(0)
+    again = history.lease()
+    assert again is not None
+    db.transact(steps.refuse, history.run_id, history.epoch, again.step_id, {new.group_id: "dull"})
+    removed = retention.prune(db, history.run_id, time.time() + 1)
+    assert removed.rows["groups"] == 1
+    assert removed.rows["token_facts"] == len(batch.trajectories)

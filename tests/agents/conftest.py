@@ -1,0 +1,3 @@
+"""A scripted model for agents with tools."""
+
+from scripted_model import extra, model, said  # noqa: F401 - fixtures

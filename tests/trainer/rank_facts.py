@@ -1,0 +1,32 @@
+"""Run by ranks.py: the facts of an update's tokens; every rank writes those that it knows in the end.
+
+rank_facts.py MODEL OUT TENSOR_PARALLEL
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import numpy as np
+from support import AGES, random_samples
+
+from agentrl.configs.trainer_config import TrainerConfig
+from agentrl.trainer.distributed import join_world
+from agentrl.trainer.metrics.fact_collector import FactCollector
+from agentrl.trainer.models.policy import Policy
+from agentrl.trainer.models.sharding import load_sharded
+from agentrl.trainer.optimizer import make_optimizer
+from agentrl.trainer.update import update_policy
+
+
+def main(model: Path, out: Path, tensor_parallel: int) -> None:
+    with join_world("cpu", threads=1, tensor_parallel=tensor_parallel) as world:
+        config, samples = TrainerConfig(minibatches=2, lr=1e-3), random_samples()
+        policy = load_sharded(Policy, model, world.mesh)
+        facts = FactCollector({sample.tokens.trajectory_id for sample in samples}, config.algorithm)
+        update_policy(policy, make_optimizer(policy, config), samples, 1, AGES, config, world, token_facts=facts)
+        np.savez(out / f"rank-{world.rank}.npz", **facts.gathered(world))
+
+
+main(Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3]))
