@@ -140,7 +140,7 @@ def _unverified(delivery: Delivery, loaded: Loaded) -> str | None:
     """Why no tensor of an engine was compared with the trainer's; None if some were."""
     if loaded.verified:
         return None
-    if loaded.transport in ("none", "adapter"):
+    if loaded.transport == "adapter":
         return "no whole weights were loaded"
     if not delivery.digests:
         return "no digests were sent: publish.verify is off, or the engines are not on a CPU"

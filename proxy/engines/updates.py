@@ -209,12 +209,25 @@ class Updates:
         async with self._claimed(engine, paused, self.timeout_s + CLEANING_UP_S) as claim:
             reported, paused = await self._answer(engine)
             claim.whole = not paused
-            if reported == version and not paused:  # the publish was requested twice
-                engine.version, loaded = version, Loaded(0.0, "none")
-            else:
+            loaded = await self._already(engine, delivery) if reported == version and not paused else None
+            if loaded is None:
                 loaded = await self._put(engine, claim, version, delivery)
+            engine.version = version
             await self._set_state(engine, EngineState.SERVING)
         return loaded
+
+    async def _already(self, engine: Engine, delivery: Delivery) -> Loaded | None:
+        """What to say of an engine that serves the version already: the publish was repeated, or finished by a replica.
+
+        None when its tensors differ from the trainer's: it has to load the version again.
+        """
+        if self._adapters is not None:
+            return Loaded(0.0, "adapter")
+        try:
+            return Loaded(0.0, "none", await verify(engine.client, delivery.digests))
+        except EngineError as error:
+            log.warning("engine %s loads the version again: %s", engine.url, error)
+            return None
 
     async def _answer(self, engine: Engine) -> tuple[int | None, bool]:
         """`ask`, with a time-out as EngineUnavailable. Raises EngineError."""

@@ -14,6 +14,7 @@ from agentrl.errors import EngineError, EngineUnavailable, StoreError
 from agentrl.proxy.engines import updates
 from agentrl.proxy.engines.engine_state import Engine
 from agentrl.proxy.engines.pool import EnginePool
+from agentrl.proxy.engines.version_delivery import Delivery
 from agentrl.testing import FakeEngine, Reply
 
 from .pool_setup import Store, eventually, states
@@ -207,6 +208,19 @@ async def test_an_engine_that_has_a_version_is_not_given_it_again(pool: EnginePo
     fakes[0].paused = True  # by somebody who did not go on
     assert (await pool.load(pool.engines[0], 1)).transport == "disk"
     assert not fakes[0].paused
+
+
+async def test_an_engine_that_has_a_version_is_compared_with_the_trainer(
+    pool: EnginePool, fakes: list[FakeEngine]
+) -> None:
+    await pool.load(pool.engines[0], 1)  # as a replica that finishes a publish does: without digests
+    fakes[0].digests = {"a": "1"}
+    same = await pool.load(pool.engines[0], 1, Delivery(digests={"a": "1", "b": "2"}))
+    assert (same.transport, same.verified) == ("none", 1)
+    with pytest.raises(EngineError, match="a has digest 1, not 3"):
+        await pool.load(pool.engines[0], 1, Delivery(digests={"a": "3"}))
+    assert [path for path, _ in fakes[0].calls].count("/update_weights_from_disk") == 2
+    assert fakes[0].paused
 
 
 async def test_an_update_that_takes_too_long_has_failed(
