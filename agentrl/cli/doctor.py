@@ -15,7 +15,7 @@ from agentrl.visible import say
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from agentrl.doctor.report import Report
+    from agentrl.diagnosis.report import Report
     from agentrl.doctor.trial import Episode
     from agentrl.store import Database
 
@@ -75,8 +75,8 @@ def doctor(
         assert command
         report = _play(command, proxy, key, model, as_json=as_json)
 
-    from agentrl.doctor.report import as_json as to_json
-    from agentrl.doctor.verdict import Answer
+    from agentrl.diagnosis.report import as_json as to_json
+    from agentrl.diagnosis.verdict import Answer
 
     if as_json:
         say(json.dumps(to_json(report), indent=2))
@@ -106,7 +106,7 @@ def _try_storage(url: str) -> None:
 
 def _examine(session_id: str, run: str | None, database_url: str | None, html: Path | None) -> Report:
     from agentrl.cli.located import opened
-    from agentrl.doctor import report, sources
+    from agentrl.diagnosis import report, sources
 
     with opened(run, database_url) as store:
         session, base_model = sources.from_store(store.database, session_id)
@@ -117,15 +117,15 @@ def _examine(session_id: str, run: str | None, database_url: str | None, html: P
 
 
 def _write_page(path: Path, database: Database, report: Report) -> None:
+    from agentrl.dashboard import session_file
     from agentrl.files import atomic_file
-    from agentrl.pages import session_page
     from agentrl.store import runs
     from agentrl.store.exports import token_rows
     from agentrl.store.sessions import session_lookup
 
     session_id = report.session.id
     run = database.query(runs.get, database.query(session_lookup.run_of, session_id))
-    page = session_page.made(report, run.name, database.query(token_rows.of_session, session_id))
+    page = session_file.made(report, run.name, database.query(token_rows.of_session, session_id))
     try:
         with atomic_file(path) as draft:
             draft.write_text(page, encoding="utf-8")
@@ -138,7 +138,7 @@ def _play(command: Sequence[str], proxy: str | None, key: str | None, model: str
     import asyncio
     import signal
 
-    from agentrl.doctor import report, sources
+    from agentrl.diagnosis import report, sources
     from agentrl.rollout.command import check
 
     check(command)

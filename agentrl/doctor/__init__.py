@@ -1,5 +1,5 @@
-"""Diagnoses an agent's session: its token tree, its forks, and whether it can be trained.
+"""`agentrl doctor`: runs an agent once, or takes a recorded session, and shows its diagnosis.
 
-trace (store or HTTP) ─► record ─► forks, figures ─► verdict ─► report ─► screen or JSON
-COMMAND ─► trial ──────────┘
+COMMAND ─► trial (temporary engine and proxy) ─┬─► diagnosis ─► screen or JSON
+recorded session ──────────────────────────────┘
 """

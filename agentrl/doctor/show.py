@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import islice
 
 from rich.padding import Padding
@@ -10,11 +10,12 @@ from rich.table import Table
 from rich.text import Text
 
 from agentrl.console import Console
-from agentrl.doctor.forks import Fork
-from agentrl.doctor.record import Call, Session
-from agentrl.doctor.report import Report, neighbourhood
-from agentrl.doctor.verdict import Answer
-from agentrl.doctor.words import count, some
+from agentrl.diagnosis.forks import Fork
+from agentrl.diagnosis.record import Session
+from agentrl.diagnosis.report import Report, neighbourhood
+from agentrl.diagnosis.tree_rows import rows
+from agentrl.diagnosis.verdict import Answer
+from agentrl.diagnosis.words import count, some
 from agentrl.domain.schemas import ForkReason
 
 MOST_ALIKE = 3
@@ -97,27 +98,6 @@ def tree(report: Report) -> Table:
             Text(kinds.get(call.number, ""), style="yellow"),
         )
     return table
-
-
-def rows(session: Session) -> Iterator[tuple[Call, str]]:
-    """Calls with their prefix in the tree drawing; undelivered calls come last."""
-    for root in session.children.get(0, []):
-        yield from _rows(session, root, "", "● ")
-    for call in session.calls:
-        if not call.delivered:
-            yield call, "○ "
-
-
-def _rows(session: Session, call: Call, indent: str, mark: str) -> Iterator[tuple[Call, str]]:
-    stack = [(call, indent, mark)]
-    while stack:
-        call, indent, mark = stack.pop()
-        yield call, indent + mark
-        below = session.children.get(call.number, [])
-        if below:
-            stack.append((below[0], indent, "│ "))
-        inner = indent + ("│ " if len(below) > 1 else "")
-        stack += [(child, inner, "└ ") for child in reversed(below[1:])]
 
 
 def summary(report: Report) -> Table:

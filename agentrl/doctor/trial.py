@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from agentrl.client import AsyncClient
-from agentrl.doctor.record import COMMAND, Session
-from agentrl.doctor.sources import from_proxy
+from agentrl.diagnosis.record import COMMAND, Session
+from agentrl.diagnosis.sources import from_proxy
 from agentrl.domain.schemas import Json
 from agentrl.errors import UserError
 from agentrl.rollout.command import environment

@@ -16,8 +16,8 @@ import httpx
 import uvicorn
 from run_records import create_run
 
-from agentrl.doctor import report, sources
-from agentrl.doctor.report import Report
+from agentrl.diagnosis import report, sources
+from agentrl.diagnosis.report import Report
 from agentrl.domain.schemas import Json
 from agentrl.engine.server_process import free_port
 from agentrl.proxy.app import Settings, create_app

@@ -11,7 +11,7 @@ import pytest
 from apprentice import Script, call, last_turn
 from desk import Desk, Work
 
-from agentrl.doctor.verdict import Answer
+from agentrl.diagnosis.verdict import Answer
 from agentrl.domain.schemas import Json
 
 pytestmark = pytest.mark.long

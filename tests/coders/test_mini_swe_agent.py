@@ -8,7 +8,7 @@ import apprentice
 import pytest
 from desk import Desk, Work
 
-from agentrl.doctor.verdict import Answer
+from agentrl.diagnosis.verdict import Answer
 
 pytestmark = pytest.mark.long
 

@@ -16,7 +16,7 @@ from test_claude_code import GIVEN, QUIET, check_done, claude
 from test_codex import codex
 from test_mini_swe_agent import mini
 
-from agentrl.doctor.verdict import Answer
+from agentrl.diagnosis.verdict import Answer
 
 pytestmark = [pytest.mark.engine, pytest.mark.learns, pytest.mark.timeout(1800)]  # the first time it learns
 SAMPLING = {"sampling": {"temperature": 0.1}}  # one that is trained, and keeps to what was learned

@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
-from agentrl.doctor import report, trial
-from agentrl.doctor.report import Report
+from agentrl.diagnosis import report
+from agentrl.diagnosis.report import Report
+from agentrl.doctor import trial
 from agentrl.errors import UserError
 from agentrl.testing import Reply
 

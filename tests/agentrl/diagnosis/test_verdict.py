@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 
 from agentrl.console import Console
-from agentrl.doctor import call_notes, report
-from agentrl.doctor.record import read
-from agentrl.doctor.report import Report, as_json
-from agentrl.doctor.show import rows, show
+from agentrl.diagnosis import call_notes, report
+from agentrl.diagnosis.record import read
+from agentrl.diagnosis.report import Report, as_json
+from agentrl.diagnosis.tree_rows import rows
+from agentrl.doctor.show import show
 from agentrl.domain.schemas import UNREAD
 from agentrl.visible import visible
 

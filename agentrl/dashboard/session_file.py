@@ -21,10 +21,10 @@ import jinja2
 import orjson
 from markupsafe import Markup
 
-from agentrl.doctor import forks
-from agentrl.doctor.record import Call
-from agentrl.doctor.report import Decode, Report, neighbourhood
-from agentrl.doctor.show import rows
+from agentrl.diagnosis import forks
+from agentrl.diagnosis.record import Call
+from agentrl.diagnosis.report import Decode, Report, neighbourhood
+from agentrl.diagnosis.tree_rows import rows
 from agentrl.domain.schemas import FACTS, Json
 from agentrl.rendering.messages import text_of
 from agentrl.visible import LINES, visible
@@ -36,10 +36,10 @@ ARRAYS = ("input_ids", "turn_ids", "logprobs", "versions", "ages", *FACTS)
 
 def made(report: Report, run_name: str, trajectories: Sequence[Json], at: datetime | None = None) -> str:
     """The page. `trajectories` are rows of `columns.TOKENS`."""
-    here = files("agentrl.pages")
-    style, script = ((here / name).read_text(encoding="utf-8") for name in ("session.css", "tokens.js"))
+    here = files("agentrl.dashboard")
+    style, script = ((here / name).read_text(encoding="utf-8") for name in ("static/session.css", "static/tokens.js"))
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True)
-    template = environment.from_string((here / "session.html").read_text(encoding="utf-8"))
+    template = environment.from_string((here / "templates" / "session_file.html").read_text(encoding="utf-8"))
     return template.render(
         style=Markup(style),
         script=Markup(script),

@@ -7,8 +7,8 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from agentrl.doctor.forks import Fork
-from agentrl.doctor.record import Call, Session
+from agentrl.diagnosis.forks import Fork
+from agentrl.diagnosis.record import Call, Session
 from agentrl.domain.schemas import ForkReason, InteractionStatus, Role
 
 

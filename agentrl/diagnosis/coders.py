@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import PurePath
 
-from agentrl.doctor.record import Session
+from agentrl.diagnosis.record import Session
 from agentrl.domain.schemas import ForkReason
 
 

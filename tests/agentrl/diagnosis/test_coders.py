@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from agentrl.doctor import coders
-from agentrl.doctor.record import Session, read
+from agentrl.diagnosis import coders
+from agentrl.diagnosis.record import Session, read
 from agentrl.domain.schemas import ForkReason
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from agentrl.doctor.forks import Fork, MessageDivergence
+from agentrl.diagnosis.forks import Fork, MessageDivergence
 from agentrl.domain.schemas import Json
 from agentrl.rendering.messages import text_of
 from agentrl.visible import visible

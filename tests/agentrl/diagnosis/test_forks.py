@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from agentrl.doctor.forks import common_subsequence, shared_tokens
+from agentrl.diagnosis.forks import common_subsequence, shared_tokens
 
 
 @pytest.mark.parametrize(

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from agentrl.doctor.fork_words import change, changed_tools, quote, words
-from agentrl.doctor.forks import Fork, MessageDivergence
+from agentrl.diagnosis.fork_words import change, changed_tools, quote, words
+from agentrl.diagnosis.forks import Fork, MessageDivergence
 from agentrl.domain.schemas import ForkReason
 from agentrl.rendering.messages import role_of
 

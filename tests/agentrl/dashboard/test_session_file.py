@@ -20,9 +20,9 @@ from sqlalchemy import select, update
 from typer.testing import CliRunner
 
 from agentrl.cli.main import app
-from agentrl.doctor import report, sources
+from agentrl.dashboard import session_file
+from agentrl.diagnosis import report, sources
 from agentrl.domain.schemas import FACTS
-from agentrl.pages import session_page
 from agentrl.store import Database
 from agentrl.store.db import codec
 from agentrl.store.exports import token_rows
@@ -63,7 +63,7 @@ def page_of(history: History, decode: Callable[[Sequence[int]], str] | None = No
     session_id = history.batches[1].trajectories[0].session_id
     session, _ = sources.from_store(history.db, session_id)
     rows = history.db.query(token_rows.of_session, session_id)
-    return session_page.made(report.make(session, decode), "a run", rows), rows
+    return session_file.made(report.make(session, decode), "a run", rows), rows
 
 
 def data_in(page: str) -> Any:

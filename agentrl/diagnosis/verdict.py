@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from agentrl.doctor import advice, call_notes, coders
-from agentrl.doctor.figures import Figures, why_untrainable
-from agentrl.doctor.forks import Fork
-from agentrl.doctor.record import Session
-from agentrl.doctor.words import count
+from agentrl.diagnosis import advice, call_notes, coders
+from agentrl.diagnosis.figures import Figures, why_untrainable
+from agentrl.diagnosis.forks import Fork
+from agentrl.diagnosis.record import Session
+from agentrl.diagnosis.words import count
 from agentrl.domain.schemas import GONE
 from agentrl.store.sessions.ends.sealing import PARENT_ENDED
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from agentrl.doctor.record import Session
-from agentrl.doctor.words import count, some
+from agentrl.diagnosis.record import Session
+from agentrl.diagnosis.words import count, some
 from agentrl.domain.schemas import UNREAD, Json
 from agentrl.rendering.messages import role_of, text_of
 from agentrl.store.events import REFUSALS_KEPT

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 
-from agentrl.doctor import advice, figures, forks, verdict
-from agentrl.doctor.advice import Advice
-from agentrl.doctor.figures import Figures
-from agentrl.doctor.forks import Fork
-from agentrl.doctor.record import Session
-from agentrl.doctor.verdict import Verdict
+from agentrl.diagnosis import advice, figures, forks, verdict
+from agentrl.diagnosis.advice import Advice
+from agentrl.diagnosis.figures import Figures
+from agentrl.diagnosis.forks import Fork
+from agentrl.diagnosis.record import Session
+from agentrl.diagnosis.verdict import Verdict
 from agentrl.domain.schemas import Json
 from agentrl.visible import visible
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from agentrl.doctor.record import Call, Session
+from agentrl.diagnosis.record import Call, Session
 from agentrl.domain.schemas import STARTS, ForkReason, Json
 from agentrl.rendering.conversation import root_key
 from agentrl.rendering.divergence import Change, Divergence, PlainMessages, change, common, compare, nearest

@@ -7,7 +7,7 @@ from functools import cache
 from pathlib import Path
 
 from agentrl.client import AsyncClient
-from agentrl.doctor.record import Session, read
+from agentrl.diagnosis.record import Session, read
 from agentrl.domain.schemas import Json
 from agentrl.errors import ModelFolderError, UserError
 from agentrl.store import Connection, Database, events, family, runs

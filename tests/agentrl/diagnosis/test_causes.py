@@ -14,7 +14,7 @@ import pytest
 from tokenizers import AddedToken, Tokenizer
 
 from agentrl.console import Console
-from agentrl.doctor.report import Report, neighbourhood
+from agentrl.diagnosis.report import Report, neighbourhood
 from agentrl.doctor.show import show
 from agentrl.testing import Reply
 
