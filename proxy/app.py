@@ -7,7 +7,8 @@
                                └► upstreams ─► another model's server: recorded, never trained
     rollout worker, client ─► group_routes, session_routes    groups, sessions, rewards, ends
     trainer ─► publish_routes ─► publishing ─► updates        weights, of a share of the engines at once
-    dashboard, Prometheus ─► monitoring_routes
+    programs, Prometheus ─► monitoring_routes
+    browsers ─► agentrl.dashboard, below /ui
 
 Calls wait for a serving engine, never for the trainer. A publish does not wait for calls. `composition` builds all
 objects and runs the background tasks.
@@ -20,6 +21,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 
 from fastapi import FastAPI
 
+from agentrl.dashboard import dashboard_app
 from agentrl.proxy import composition, dialects, error_responses
 from agentrl.proxy.api_docs import docs_page, openapi
 from agentrl.proxy.areal import areal_routes, export_routes
@@ -92,6 +94,9 @@ def routes(lifespan: Callable[[FastAPI], AbstractAsyncContextManager[None]] | No
             app.add_route(prefix + path, handler, [method], include_in_schema=False)
             if path in dialects.OF_ANTHROPICS_SDK:
                 app.add_route(f"{prefix}/v1{path}", handler, [method], include_in_schema=False)
+    app.state.pages = dashboard_app.create()
+    app.add_route("/", dashboard_app.to_pages, ["GET"], include_in_schema=False)
+    app.mount(dashboard_app.ROOT, app.state.pages)
     openapi.install(app)
     error_responses.install(app)
     return app

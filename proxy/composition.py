@@ -22,6 +22,9 @@ import aiohttp
 from fastapi import FastAPI
 
 from agentrl.configs.run_config import RunConfig
+from agentrl.dashboard import dashboard_app
+from agentrl.dashboard.dashboard_app import Dashboard
+from agentrl.dashboard.sign_in import Signer
 from agentrl.domain.schemas import Json
 from agentrl.engine.backends import BACKENDS
 from agentrl.engine.engine_keys import EngineKeys
@@ -29,6 +32,7 @@ from agentrl.engine.sglang_client import EngineClient
 from agentrl.errors import RequestError, StoreError
 from agentrl.proxy.access import keyring
 from agentrl.proxy.access.authentication import Access
+from agentrl.proxy.access.dashboard_door import KeyDoor
 from agentrl.proxy.access.heavy_work import Heavy
 from agentrl.proxy.access.keyring import Keyring
 from agentrl.proxy.access.limits import Gate
@@ -172,6 +176,13 @@ async def running(app: FastAPI, settings: Settings, served: ServedRun) -> AsyncI
             ends=SessionEnds(store, sessions, answers),
             refusals=RefusalLog(store, finder),
         )
+        dashboard = Dashboard(
+            read=store.read_then,
+            door=KeyDoor(access),
+            signer=await asyncio.to_thread(Signer.of, settings.admin_key),
+            secure=(config.proxy.public_url or "").startswith("https:"),
+        )
+        dashboard_app.install(app.state.pages, dashboard)
         store.database.on_commit = metrics.committed
         await access.refresh()
 

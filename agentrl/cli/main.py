@@ -31,6 +31,7 @@ from agentrl.cli import (
     trainer,
     try_reward,
     tune,
+    ui,
 )
 from agentrl.errors import AgentRLError
 from agentrl.version import __version__
@@ -69,6 +70,7 @@ app.command("logs")(logs.logs)
 app.command("model")(model.model)
 app.command("export")(export.export)
 app.command("timeline")(timeline.timeline)
+app.command("ui")(ui.ui)
 app.command("proxy")(proxy.proxy)
 app.command("replay")(replay.replay)
 app.command("rollout")(rollout.rollout)

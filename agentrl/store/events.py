@@ -32,6 +32,12 @@ def of_run(conn: Connection, run_id: str, kind: str | None = None) -> list[Row[A
     return list(conn.execute(query if kind is None else query.where(events.c.kind == kind)))
 
 
+def newest(conn: Connection, run_id: str, most: int) -> list[Row[Any]]:
+    """The newest events of a run, newest first."""
+    query = select(events).where(events.c.run_id == run_id).order_by(events.c.id.desc()).limit(most)
+    return list(conn.execute(query))
+
+
 def refusals(conn: Connection, run_id: str, session_id: str) -> list[Json]:
     """The refused calls of a session, oldest first: status, code, param, message, route, at."""
     of_session = events.c.data["session_id"].as_string() == session_id

@@ -59,13 +59,16 @@ class Access:
     async def authenticate(self, request: Request) -> Caller:
         """The caller of a request. Raises RequestError 401 for a missing, unknown, expired or revoked key."""
         key = key_of(request)
-        hashed = hash_key(key)
+        return await self.caller(hash_key(key), fixed=key.startswith(FIXED))
+
+    async def caller(self, hashed: str, *, fixed: bool = False) -> Caller:
+        """The caller with the key of this hash; `fixed` keys open one session forever. Raises RequestError 401."""
         known = self.keyring.get(hashed)
         if known is None:
             found = await self.store.read(key_records.find, self.store.run_id, hashed)
             if found is None:
                 raise RequestError(401, "the API key is not valid", code="invalid_api_key")
-            if found.power is Power.SESSION and key.startswith(FIXED):
+            if found.power is Power.SESSION and fixed:
                 known = self.keyring.remember(hashed, found)
             else:
                 known = as_known(found)

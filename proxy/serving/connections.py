@@ -77,6 +77,12 @@ class BoundedHttp(HttpToolsProtocol):
         self._stalled_since = None
         super().resume_writing()
 
+    def shutdown(self) -> None:
+        """The server stops: answers are finished, streams without an end (`endless` in their scope) are cut."""
+        if self.cycle is not None and not self.cycle.response_complete and self.cycle.scope.get("endless"):
+            self.transport.close()
+        super().shutdown()
+
     def _check(self) -> None:
         now = self.loop.time()
         if self._heading_since is not None and now - self._heading_since > HEADERS_S:

@@ -1,0 +1,37 @@
+"""`agentrl ui`: serves the dashboard without a proxy."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from agentrl.cli.located import DatabaseUrl, opened
+from agentrl.visible import say
+
+STOPPED = 130
+
+
+def ui(
+    run: Annotated[
+        str | None, typer.Argument(help="Name or folder of a run; default: the newest in runs/.", show_default=False)
+    ] = None,
+    database_url: DatabaseUrl = None,
+    port: Annotated[int, typer.Option("--port", min=0, max=65535, help="Port; 0 takes a free one.")] = 8090,
+    host: Annotated[str, typer.Option("--host", help="Address to listen on.")] = "127.0.0.1",
+) -> None:
+    """Show runs in a browser: what they learn, who waits for whom, where the samples went, every session and token.
+
+    Reads the database directly: no proxy needs to run, and runs that have ended are shown too. All runs of the database
+    are shown. The printed link opens the pages for whoever has it; the proxy of an active run serves them under /ui.
+    """
+    from agentrl.dashboard import own_server
+
+    with opened(run, database_url) as store:
+        name = store.run().name
+        try:
+            own_server.serve(
+                store.database, host, port, lambda link: say(f"{link}\nrun {name}; Ctrl-C stops"), run=name
+            )
+        except KeyboardInterrupt:
+            raise typer.Exit(STOPPED) from None

@@ -1,0 +1,255 @@
+"""The dashboard as an ASGI application, to be mounted at `/ui`. `install` gives it its parts."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+from urllib.parse import parse_qs, quote
+
+import orjson
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import RedirectResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+from agentrl.dashboard import page_rendering
+from agentrl.dashboard.live_updates import LiveUpdates
+from agentrl.dashboard.page_request import Query
+from agentrl.dashboard.pages import page_list
+from agentrl.dashboard.pages.page_list import Page
+from agentrl.dashboard.shared_pages import SharedPages
+from agentrl.dashboard.sign_in import COOKIE, LASTS_S, Door, Signer, Viewer
+from agentrl.errors import RequestError, StoreError
+from agentrl.store.db.codec import hash_key
+from agentrl.store.views import change_mark, run_cards
+
+log = logging.getLogger(__name__)
+ROOT = "/ui"
+POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
+    "form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
+)
+HEADERS = {
+    "content-security-policy": POLICY,
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "same-origin",
+    "cache-control": "no-store",
+}
+FOREVER = {**HEADERS, "cache-control": "private, max-age=31536000, immutable"}
+FORM_BYTES = 4096
+
+
+class Read(Protocol):
+    """Reads the store in a thread: `then(query(conn, …))`, the query in one transaction."""
+
+    async def __call__(self, then: Callable[[Any], Any], query: Callable[..., Any], *args: Any) -> Any: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Dashboard:
+    """What the routes use. `secure` keeps the cookie to HTTPS."""
+
+    read: Read
+    door: Door
+    signer: Signer
+    secure: bool = False
+    shared: SharedPages[bytes] = field(default_factory=SharedPages)
+    live: LiveUpdates = field(init=False)
+
+    def __post_init__(self) -> None:
+        async def mark(run_id: str) -> str:
+            found: str = await self.read(str, change_mark.of_run, run_id)
+            return found
+
+        object.__setattr__(self, "live", LiveUpdates(mark))
+
+
+def create() -> Starlette:
+    """The application. It answers once it has a Dashboard (`install`)."""
+    pages = [Route(page.path, _shown(page), methods=["GET"]) for page in page_list.PAGES]
+    own = [
+        Route("/sign-in", sign_in_form, methods=["GET"]),
+        Route("/sign-in", sign_in, methods=["POST"]),
+        Route("/sign-out", sign_out, methods=["POST"]),
+        Route("/static/{name:path}", static, methods=["GET"]),
+        Route("/runs/{run}/live", live, methods=["GET"]),
+    ]
+    handlers: Mapping[Any, Any] = {RequestError: _on_request_error, StoreError: _on_store_error, 404: _on_no_page}
+    return Starlette(routes=[*own, *pages], exception_handlers=handlers)
+
+
+def install(app: Starlette, dashboard: Dashboard) -> None:
+    """Let the application answer with these parts."""
+    app.state.dashboard = dashboard
+
+
+async def to_pages(request: Request) -> Response:
+    """The route `/` of a server: its pages are below ROOT."""
+    return RedirectResponse(f"{ROOT}/", 303)
+
+
+async def static(request: Request) -> Response:
+    """A script or a style."""
+    found = page_rendering.assets().get(request.path_params["name"])
+    if found is None:
+        raise RequestError(404, "no such file", code="not_found")
+    return Response(found.content, media_type=found.media_type, headers=FOREVER)
+
+
+async def sign_in_form(request: Request) -> Response:
+    """The page that asks for a key."""
+    return _sign_in_page(_next(request.query_params.get("next")))
+
+
+async def sign_in(request: Request) -> Response:
+    """Check a key and set the cookie."""
+    _refuse_other_sites(request)
+    form = parse_qs((await _body(request)).decode("utf-8", "replace"), max_num_fields=4)
+    key, after = form.get("key", [""])[0].strip(), _next(form.get("next", [""])[0])
+    dashboard = _dashboard(request)
+    try:
+        await dashboard.door.find(hash_key(key))
+    except RequestError as error:
+        return _sign_in_page(after, str(error), error.status)
+    response = RedirectResponse(after, 303, headers=HEADERS)
+    secure = dashboard.secure or request.url.scheme == "https"
+    response.set_cookie(
+        COOKIE,
+        dashboard.signer.cookie(key),
+        max_age=LASTS_S,
+        path=ROOT,
+        httponly=True,
+        samesite="strict",
+        secure=secure,
+    )
+    return response
+
+
+async def sign_out(request: Request) -> Response:
+    """Forget the cookie."""
+    _refuse_other_sites(request)
+    response = RedirectResponse(f"{ROOT}/sign-in", 303, headers=HEADERS)
+    response.delete_cookie(COOKIE, path=ROOT, httponly=True, samesite="strict")
+    return response
+
+
+async def live(request: Request) -> Response:
+    """Server-sent events: `changed`, when the run has changed."""
+    dashboard, viewer = _dashboard(request), await _viewer(request)
+    run = await _run(dashboard, viewer, request)
+    if dashboard.live.is_full:
+        raise RequestError(503, "too many open pages", code="too_many_pages", retry_after_s=30.0)
+    request.scope["endless"] = True
+    return StreamingResponse(dashboard.live.events(run), media_type="text/event-stream", headers=HEADERS)
+
+
+def _shown(page: Page) -> Callable[[Request], Awaitable[Response]]:
+    """The handler of a page."""
+
+    async def handler(request: Request) -> Response:
+        dashboard, viewer = _dashboard(request), await _viewer(request)
+        query = Query(request.query_params)
+        run = await _run(dashboard, viewer, request) if page.run_of is not None else None
+
+        async def make() -> bytes:
+            body: bytes = await dashboard.read(
+                lambda found: _body_of(page, found), page.read, viewer.run_id if run is None else run,
+                request.path_params, query,
+            )  # fmt: skip
+            return body
+
+        name = f"{viewer.run_id}\0{request.url.path}?{request.url.query}"
+        body = await dashboard.shared.get(name, make)
+        return Response(body, media_type="application/json" if page.template is None else "text/html", headers=HEADERS)
+
+    return handler
+
+
+def _body_of(page: Page, found: Any) -> bytes:
+    if page.template is None:
+        return orjson.dumps(found, option=orjson.OPT_SERIALIZE_NUMPY)
+    return page_rendering.render(page.template, **found).encode()
+
+
+async def _run(dashboard: Dashboard, viewer: Viewer, request: Request) -> str:
+    """The id of the run that an address names. Raises RequestError 404, also for a run that is not the viewer's."""
+    params = request.path_params
+    run_id = await dashboard.read(_same, run_cards.id_of, params.get("run"), params.get("session"))
+    if run_id is None or not viewer.may_see(run_id):
+        raise RequestError(404, "there is no such page", code="not_found")
+    found: str = run_id
+    return found
+
+
+def _same(value: Any) -> Any:
+    return value
+
+
+def _dashboard(request: Request) -> Dashboard:
+    found: Dashboard = request.app.state.dashboard
+    return found
+
+
+async def _viewer(request: Request) -> Viewer:
+    """Who looks. Raises RequestError 401, 403."""
+    dashboard = _dashboard(request)
+    key_hash = dashboard.signer.key_hash(request.cookies.get(COOKIE, ""))
+    if key_hash is None:
+        raise RequestError(401, "sign in with a key", code="missing_api_key")
+    return await dashboard.door.find(key_hash)
+
+
+async def _body(request: Request) -> bytes:
+    body = b""
+    async for chunk in request.stream():
+        body += chunk
+        if len(body) > FORM_BYTES:
+            raise RequestError(413, "the form is too large", code="too_large")
+    return body
+
+
+def _refuse_other_sites(request: Request) -> None:
+    """Raise RequestError 403 for a form that another site's page has sent."""
+    origin = request.headers.get("origin")
+    if origin not in (None, "null") and origin.partition("://")[2] != request.headers.get("host"):
+        raise RequestError(403, "this form is on another site", code="forbidden")
+    if request.headers.get("sec-fetch-site", "same-origin") not in ("same-origin", "none"):
+        raise RequestError(403, "this form is on another site", code="forbidden")
+
+
+def _next(asked: str | None) -> str:
+    """Where to go after the sign-in: a page of ours."""
+    fits = asked is not None and asked.startswith(f"{ROOT}/") and asked.isascii() and asked.isprintable()
+    return asked if fits and asked is not None and "\\" not in asked else f"{ROOT}/"
+
+
+def _sign_in_page(after: str, problem: str | None = None, status: int = 200) -> Response:
+    body = page_rendering.render("sign_in.html", after=after, problem=problem, run=None, title="Sign in")
+    return Response(body, status, media_type="text/html", headers=HEADERS)
+
+
+async def _on_request_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, RequestError)
+    asks_for_page = "text/html" in request.headers.get("accept", "")
+    if error.status in (401, 403) and asks_for_page and request.method == "GET":
+        here = request.url.path + (f"?{request.url.query}" if request.url.query else "")
+        if error.code == "missing_api_key":
+            return RedirectResponse(f"{ROOT}/sign-in?next={quote(here)}", 303, headers=HEADERS)
+        return _sign_in_page(_next(here), str(error), error.status)
+    return _problem(error.status, str(error))
+
+
+async def _on_store_error(request: Request, error: Exception) -> Response:
+    log.error("dashboard: %s", error)
+    return _problem(503, f"the database does not answer: {error}")
+
+
+async def _on_no_page(request: Request, error: Exception) -> Response:
+    return _problem(404, "there is no such page")
+
+
+def _problem(status: int, message: str) -> Response:
+    body = page_rendering.render("problem.html", message=message, status=status, run=None, title="Not shown")
+    return Response(body, status, media_type="text/html", headers=HEADERS)

@@ -1,0 +1,79 @@
+"""Tells open pages that their run has changed: one watcher for each run that somebody looks at, by server-sent events.
+
+The watcher reads a mark of the run (`change_mark`), a few rows, whatever the number of pages. A page that is told so
+fetches itself again. Every replica watches the database, so pages are told of the changes of all of them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+from agentrl.errors import StoreError
+
+log = logging.getLogger(__name__)
+WATCH_EVERY_S = 1.0
+TELL_EVERY_S = 2.0
+"""A page is told at most this often."""
+ALIVE_EVERY_S = 15.0
+"""How often a connection without news gets a comment, so that nothing between closes it."""
+MOST_LISTENERS = 256
+
+Mark = Callable[[str], Awaitable[str]]
+
+
+@dataclass(slots=True)
+class _Watched:
+    listeners: set[asyncio.Event] = field(default_factory=set)
+    task: asyncio.Task[None] | None = None
+
+
+class LiveUpdates:
+    """The watchers of a process. `mark` reads the mark of a run."""
+
+    def __init__(self, mark: Mark) -> None:
+        self._mark = mark
+        self._watched: dict[str, _Watched] = {}
+
+    @property
+    def is_full(self) -> bool:
+        """Whether no more pages can listen."""
+        return sum(len(watched.listeners) for watched in self._watched.values()) >= MOST_LISTENERS
+
+    async def events(self, run_id: str) -> AsyncIterator[bytes]:
+        """The stream of one page: a `changed` event after each change of the run, without end."""
+        changed = asyncio.Event()
+        watched = self._watched.setdefault(run_id, _Watched())
+        watched.listeners.add(changed)
+        if watched.task is None:
+            watched.task = asyncio.create_task(self._watch(run_id, watched), name=f"dashboard-{run_id}")
+        try:
+            yield b"retry: 3000\n: watching\n\n"
+            while True:
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(changed.wait(), ALIVE_EVERY_S)
+                yield b"event: changed\ndata: \n\n" if changed.is_set() else b": alive\n\n"
+                changed.clear()
+                await asyncio.sleep(TELL_EVERY_S)
+        finally:
+            watched.listeners.discard(changed)
+            if not watched.listeners and watched.task is not None:
+                watched.task.cancel()
+                self._watched.pop(run_id, None)
+
+    async def _watch(self, run_id: str, watched: _Watched) -> None:
+        seen = None
+        while True:
+            try:
+                mark = await self._mark(run_id)
+            except StoreError as error:
+                log.info("dashboard: %s; trying again", error)
+            else:
+                if seen not in (None, mark):
+                    for listener in watched.listeners:
+                        listener.set()
+                seen = mark
+            await asyncio.sleep(WATCH_EVERY_S)

@@ -1,0 +1,1 @@
+"""Pages: what each shows, read from the store in one transaction."""

@@ -1,0 +1,40 @@
+"""Every page: its path below `/ui`, its template, and what it reads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from agentrl.dashboard.page_request import Query
+from agentrl.dashboard.pages import home_page, run_page, samples_page, series_data
+from agentrl.domain.schemas import Json
+from agentrl.store import Connection
+
+Reader = Callable[[Connection, Any, Mapping[str, str], Query], Json]
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """`read(conn, run_id, path parameters, query)` gives the template's values; without a template, the JSON itself.
+
+    The run is the one that the path names, by `run` or by `session`. A page without one gets the run that the viewer
+    is bound to, or None.
+    """
+
+    path: str
+    template: str | None
+    read: Reader
+
+    @property
+    def run_of(self) -> str | None:
+        """The path parameter that decides about the run."""
+        return next((name for name in ("run", "session") if f"{{{name}}}" in self.path), None)
+
+
+PAGES = (
+    Page("/", "home.html", home_page.read),
+    Page("/runs/{run}", "run.html", run_page.read),
+    Page("/runs/{run}/series.json", None, series_data.read),
+    Page("/runs/{run}/samples", "samples.html", samples_page.read),
+)
