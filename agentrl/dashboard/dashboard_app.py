@@ -44,7 +44,7 @@ FORM_BYTES = 4096
 class Read(Protocol):
     """Reads the store in a thread: `then(query(conn, …))`, the query in one transaction."""
 
-    async def __call__(self, then: Callable[[Any], Any], query: Callable[..., Any], *args: Any) -> Any: ...
+    async def __call__(self, then: Callable[[Any], Any], query: Callable[..., Any], /, *args: Any) -> Any: ...
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -68,10 +68,8 @@ class Access:
             found = await self.store.read(key_records.find, self.store.run_id, hashed)
             if found is None:
                 raise RequestError(401, "the API key is not valid", code="invalid_api_key")
-            if found.power is Power.SESSION and fixed:
-                known = self.keyring.remember(hashed, found)
-            else:
-                known = as_known(found)
+            lasts = found.power is Power.SESSION and fixed
+            known = self.keyring.remember(hashed, found) if lasts else as_known(found)
         if known.ends_at <= time.time():
             ended = "revoked" if known.revoked else "expired"
             raise RequestError(401, f"the API key has {'been ' * known.revoked}{ended}", code=f"{ended}_api_key")
