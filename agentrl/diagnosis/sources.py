@@ -18,7 +18,17 @@ from agentrl.store.training import rewards
 
 def from_store(database: Database, session_id: str) -> tuple[Session, str]:
     """A session and the folder of its run's base model. Raises UserError for an unknown session."""
-    return database.query(_from_store, session_id)
+    found = database.query(_known, session_id)
+    if found is None:
+        raise UserError(f"--session: the database has no session {session_id!r}")
+    return found
+
+
+def of_session(conn: Connection, session_id: str) -> tuple[Session, str]:
+    """`from_store` in a transaction, for a session that exists."""
+    found = _known(conn, session_id)
+    assert found is not None
+    return found
 
 
 async def from_proxy(client: AsyncClient, session_id: str) -> Session:
@@ -29,10 +39,10 @@ async def from_proxy(client: AsyncClient, session_id: str) -> Session:
     return read(trace, trace["calls"], refused, below)
 
 
-def _from_store(conn: Connection, session_id: str) -> tuple[Session, str]:
+def _known(conn: Connection, session_id: str) -> tuple[Session, str] | None:
     row = session_lookup.get(conn, session_id)
     if row is None:
-        raise UserError(f"--session: the database has no session {session_id!r}")
+        return None
     return _session(conn, session_id), str(runs.get(conn, row.run_id).base_model)
 
 

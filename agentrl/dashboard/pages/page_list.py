@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from agentrl.dashboard.page_request import Query
-from agentrl.dashboard.pages import home_page, run_page, samples_page, series_data
+from agentrl.dashboard.pages import home_page, run_page, samples_page, series_data, session_page
 from agentrl.domain.schemas import Json
 from agentrl.store import Connection
 
@@ -37,4 +37,7 @@ PAGES = (
     Page("/runs/{run}", "run.html", run_page.read),
     Page("/runs/{run}/series.json", None, series_data.read),
     Page("/runs/{run}/samples", "samples.html", samples_page.read),
+    Page("/sessions/{session}", "session.html", session_page.read),
+    Page("/sessions/{session}/tokens", "session.html", session_page.read_tokens),
+    Page("/sessions/{session}/tokens.json", None, session_page.token_arrays),
 )

@@ -57,6 +57,11 @@ function live() {
   open();
 }
 
+for (const button of document.querySelectorAll("[data-copy]"))
+  button.addEventListener("click", async () => {
+    await navigator.clipboard.writeText(document.getElementById(button.dataset.copy).textContent);
+    say("Copied.");
+  });
 localTimes();
 signInByFragment();
 live();

@@ -1,8 +1,9 @@
 // The token view: only the lines in sight are in the page, so that 128k tokens scroll smoothly.
 "use strict";
-(() => {
+(async () => {
   const LINE_PX = 22, COLUMNS = 100, MARGIN = 3, SHADES = 8;
-  const data = JSON.parse(document.getElementById("data").textContent);
+  const source = document.getElementById("data"), address = source?.dataset.src;
+  const data = address ? await (await fetch(address)).json() : JSON.parse(source.textContent);
   const [pathMenu, factMenu, view, lines, about, legend] =
     ["path", "fact", "view", "lines", "about", "legend"].map((id) => document.getElementById(id));
   if (!view) return;

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from sqlalchemy import Connection, func, select
 
@@ -25,12 +24,12 @@ def of_run(conn: Connection, run_id: str, most: int = MOST) -> tuple[int, list[J
         .order_by(sessions.c.id)
         .limit(most)
     ).all()
-    return n, lanes(conn, rows)
+    return n, lanes(conn, [dict(row._mapping) for row in rows])
 
 
-def lanes(conn: Connection, rows: Sequence[Any]) -> list[Json]:
-    """Sessions with the times, versions and states of their calls."""
-    calls: dict[str, list[Json]] = {row.id: [] for row in rows}
+def lanes(conn: Connection, rows: Sequence[Json]) -> list[Json]:
+    """Sessions (`id`, `status`, `created_at`, …) with the times, versions and states of their calls."""
+    calls: dict[str, list[Json]] = {row["id"]: [] for row in rows}
     c = interactions.c
     found = conn.execute(
         select(
@@ -44,7 +43,7 @@ def lanes(conn: Connection, rows: Sequence[Any]) -> list[Json]:
     for call in found:
         if len(calls[call.session_id]) < CALLS_SHOWN:
             calls[call.session_id].append(dict(call._mapping))
-    return [dict(row._mapping) | {"calls": calls[row.id], "waits_for": waits_for(calls[row.id])} for row in rows]
+    return [row | {"calls": calls[row["id"]], "waits_for": waits_for(calls[row["id"]])} for row in rows]
 
 
 def waits_for(calls: Sequence[Json]) -> str:

@@ -1,0 +1,36 @@
+"""A recorded call as a request: its body, and a `curl` command that sends it again."""
+
+from __future__ import annotations
+
+import shlex
+from typing import Any
+
+import orjson
+
+from agentrl.diagnosis.record import Call
+from agentrl.domain.schemas import Json
+
+LONGEST = 200_000
+"""Characters of a body that a page shows."""
+
+
+def body(call: Call) -> Json:
+    """The request in Chat Completions' shape: the conversation, the tools, and the parameters that were used."""
+    sent: dict[str, Any] = {"model": "default", "messages": call.asked}
+    if call.tools:
+        sent["tools"] = call.tools
+    return sent | {name: value for name, value in sorted(call.used.items()) if value is not None}
+
+
+def shown(value: Any) -> str:
+    """JSON for people, of bounded length."""
+    text = orjson.dumps(value, option=orjson.OPT_INDENT_2 | orjson.OPT_NON_STR_KEYS, default=str).decode()
+    return text if len(text) <= LONGEST else f"{text[:LONGEST]}\n… {len(text) - LONGEST:,} more characters"
+
+
+def curl(call: Call) -> str:
+    """A command that sends the request to a proxy; the address and the key come from the environment."""
+    sent = shlex.quote(orjson.dumps(body(call), default=str).decode())
+    head = '-H "authorization: Bearer $OPENAI_API_KEY" -H "content-type: application/json"'
+    command = f'curl -s "$OPENAI_BASE_URL/chat/completions" {head} -d {sent}'
+    return command if len(command) <= LONGEST else "# the request is too long for a command line"

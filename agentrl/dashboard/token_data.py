@@ -1,0 +1,23 @@
+"""The data of the token view (`tokens.js`): the text of each id, and the arrays of each trajectory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from agentrl.diagnosis.report import Decode
+from agentrl.domain.schemas import FACTS, Json
+from agentrl.visible import visible
+
+ARRAYS = ("input_ids", "turn_ids", "logprobs", "versions", "ages", *FACTS)
+
+
+def of(trajectories: Iterable[Json], decode: Decode | None) -> Json:
+    """The data. `trajectories` are rows of `columns.TOKENS`; without `decode`, ids stand for their text."""
+    used: set[int] = set()
+    paths = []
+    for row in trajectories:
+        used.update(row["input_ids"].tolist())
+        about = {name: row[name] for name in ("trajectory_id", "state", "reason", "step")}
+        paths.append(about | {"reasons": row["loss_reasons"]} | {name: row[name] for name in ARRAYS})
+    texts = {str(one): visible(decode([one]), "\n") if decode else f"‹{one}› " for one in sorted(used)}
+    return {"facts": FACTS, "texts": texts, "paths": paths}
