@@ -88,7 +88,17 @@ def doctor(
         if not console.is_terminal and "COLUMNS" not in os.environ:
             console.width = NEVER_WRAPS  # output goes to a file or a program
         show(report, console)
+        if session is not None:
+            say(f"page: agentrl ui {_where(run, database_url)}--session {session}")
     raise typer.Exit(0 if report.verdict.answer is Answer.TRAINABLE else 1)
+
+
+def _where(run: str | None, database_url: str | None) -> str:
+    """The arguments of `agentrl ui` that name the same database."""
+    from agentrl.environment import without_password
+
+    given = [run, f"--database-url {without_password(database_url)}" if database_url else None]
+    return "".join(f"{one} " for one in given if one)
 
 
 def _try_storage(url: str) -> None:

@@ -50,8 +50,11 @@ def application(database: Database, key: str) -> Starlette:
     return Starlette(routes=[Route("/", dashboard_app.to_pages), Mount(ROOT, pages)])
 
 
-def serve(database: Database, host: str, port: int, ready: Callable[[str], None], run: str | None = None) -> None:
-    """Serve until Ctrl-C; calls `ready` with the link that signs in. Raises UserError when the port is taken."""
+def serve(database: Database, host: str, port: int, page: str, ready: Callable[[str], None]) -> None:
+    """Serve until Ctrl-C; calls `ready` with the link that signs in and opens `page`.
+
+    Raises UserError when the port is taken.
+    """
     key = f"arl-ui-{secrets.token_urlsafe(24)}"
     try:
         listener = socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
@@ -59,8 +62,7 @@ def serve(database: Database, host: str, port: int, ready: Callable[[str], None]
         raise UserError(f"--port {port}: {error.strerror}; --port 0 takes a free one") from error
     with listener:
         address = f"[{host}]" if ":" in host else host
-        after = f"?next={quote(f'{ROOT}/runs/{run}')}" if run else ""
-        ready(f"http://{address}:{listener.getsockname()[1]}{ROOT}/sign-in{after}#{key}")
+        ready(f"http://{address}:{listener.getsockname()[1]}{ROOT}/sign-in?next={quote(page)}#{key}")
         config = uvicorn.Config(
             application(database, key), log_config=None, access_log=False, timeout_graceful_shutdown=GRACEFUL_S
         )

@@ -96,6 +96,7 @@ def train(config: RunConfig, console: Console, *, from_base: bool = False) -> Js
                     for caution in config.cautions:
                         display.note(caution)
                     display.note(f"proxy: {plan.proxy_url}; other programs: . {env_file}")
+                    display.note(f"dashboard: agentrl ui {config.name}, or {plan.proxy_url}/ui/ with the run's key")
                     with outcome_recorded(database, run_id):
                         asyncio.run(_main(plan, database, run_id, display))
             return report(config, database, run_id)
