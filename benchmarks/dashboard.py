@@ -1,0 +1,141 @@
+"""Measures the dashboard: the server's time for each page of a large run, and what open pages cost the recording.
+
+    python benchmarks/dashboard.py pages --database-url sqlite:////tmp/big.db
+    python benchmarks/dashboard.py recording --viewers 10
+
+- `page/NAME`: seconds from the request to the last byte of a page, over HTTP on one connection. Each request has an
+  address of its own, so that none is answered by a page that was made a moment ago. `benchmarks/dashboards/
+  generated_run.py` makes the run.
+- `recording/quiet`, `recording/watched`: calls per second that the proxy records, alternately without and with open
+  dashboards, with an engine that answers at once (so that the proxy is the limit). The viewers are programs that send
+  what a browser sends (`dashboards/viewers.py`).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from statistics import median
+
+import harness
+import httpx
+import uvicorn
+from dashboards.visited_pages import pages_of
+from peers.rounds import Bench, Case
+from peers.variants import ended
+from turns import long_model
+
+from agentrl.dashboard import own_server
+from agentrl.engine.server_process import free_port
+from agentrl.store import Database
+
+KEY = "arl-ui-benchmark"
+SESSIONS, TURNS = 640, 5
+"""Of one round: several seconds, in which the pages are read several times."""
+
+
+def main() -> None:
+    """Measure, print a table, write JSON."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=["pages", "recording"])
+    parser.add_argument("--database-url", help="of the generated run, for `pages`")
+    parser.add_argument("--requests", type=int, default=40, help="of each page (40)")
+    parser.add_argument("--viewers", type=int, default=10, help="open dashboards (10)")
+    parser.add_argument("--rounds", type=int, default=7, help="pairs of rounds, quiet and watched (7)")
+    parser.add_argument("--out", type=Path, help="write the figures here as JSON")
+    options = parser.parse_args()
+    report = harness.Report("dashboard")
+    if options.what == "pages":
+        if not options.database_url:
+            parser.error("pages: give --database-url")
+        pages(report, options)
+    else:
+        recording(report, options)
+    harness.finish(report, options.out)
+
+
+def pages(report: harness.Report, options: argparse.Namespace) -> None:
+    """The time of each page; the notes have the 95th percentiles."""
+    database = Database(options.database_url)
+    report.notes["database"] = "sqlite" if database.is_sqlite else "postgresql"
+    with served(database) as url, httpx.Client(base_url=url, timeout=120) as http:
+        assert http.post("/ui/sign-in", data={"key": KEY}).status_code == 303
+        for name, addresses in pages_of(database, options.requests).items():
+            http.get(addresses[0])  # warm
+            took = [
+                timed(http, f"{address}{'&' if '?' in address else '?'}_={n}") for n, address in enumerate(addresses)
+            ]
+            report.add(f"page/{name}", [1000 * each for each in took], "ms")
+            report.notes[f"p95/{name}"] = round(1000 * sorted(took)[max(0, int(0.95 * len(took)) - 1)], 1)
+    database.close()
+
+
+def timed(http: httpx.Client, address: str) -> float:
+    """Seconds of one request."""
+    began = time.perf_counter()
+    answer = http.get(address)
+    took = time.perf_counter() - began
+    assert answer.status_code == 200, (address, answer.status_code, answer.text[:300])
+    return took
+
+
+@contextmanager
+def served(database: Database) -> Iterator[str]:
+    """The dashboard of a database, in a thread."""
+    port = free_port()
+    server = uvicorn.Server(uvicorn.Config(own_server.application(database, KEY), port=port, log_level="error"))
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    while not server.started:
+        time.sleep(0.05)
+    try:
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        server.should_exit = True
+        thread.join()
+
+
+def recording(report: harness.Report, options: argparse.Namespace) -> None:
+    """Calls per second, quiet and watched in turn."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        bench = Bench(folder, long_model(folder / "model", "chatml"), ["agentrl"])
+        with bench.running():
+            (variant,) = bench.variants
+            case = Case("recording", 32)
+            bench.round(variant, case, SESSIONS, TURNS)  # warm up
+            rates: dict[str, list[float]] = {"quiet": [], "watched": []}
+            read, took = 0, []
+            for _ in range(options.rounds):
+                rates["quiet"].append(bench.round(variant, case, SESSIONS, TURNS)[1]["rate"])
+                with viewers(f"http://127.0.0.1:{variant.port}", options.viewers) as found:
+                    rates["watched"].append(bench.round(variant, case, SESSIONS, TURNS)[1]["rate"])
+                read, took = read + found["read"], took + found["took_s"]
+            report.add("recording/quiet", rates["quiet"], "calls/s")
+            report.add("recording/watched", rates["watched"], "calls/s", "recording/quiet")
+            report.notes |= {"viewers": options.viewers, "pages read": read, "median page s": round(median(took), 3)}
+
+
+@contextmanager
+def viewers(url: str, n: int) -> Iterator[dict[str, object]]:
+    """Open dashboards while the block runs; the result has what they read."""
+    argv = [sys.executable, "-m", "dashboards.viewers", url, "run-key", "bench", str(n)]
+    process = subprocess.Popen(argv, cwd=Path(__file__).parent, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    found: dict[str, object] = {}
+    with ended(process):
+        time.sleep(2)  # until all are open
+        yield found
+        out, _ = process.communicate(timeout=30)
+        found |= json.loads(out)
+
+
+if __name__ == "__main__":
+    main()
