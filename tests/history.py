@@ -5,9 +5,20 @@ from __future__ import annotations
 import random
 import time
 
+import numpy as np
 from run_records import create_run
 
-from agentrl.domain.schemas import Batch, InteractionStatus, SessionStatus, TrainedBatch, TrainedTrajectory, VersionSpan
+from agentrl.domain.schemas import (
+    FACTS,
+    MASKED_FACTS,
+    Batch,
+    InteractionStatus,
+    SessionStatus,
+    TokenFacts,
+    TrainedBatch,
+    TrainedTrajectory,
+    VersionSpan,
+)
 from agentrl.domain.tokens import TokenIds
 from agentrl.store import Database, heartbeats
 from agentrl.store.calls import call_intents, call_outcomes
@@ -211,3 +222,15 @@ class History:
         """A worker is heard of."""
         with self.db.write() as conn:
             heartbeats.beat(conn, self.run_id, "worker", name)
+
+
+def made_up_facts(batch: Batch, seed: int = 0) -> dict[str, TokenFacts]:
+    """Random facts of every token of a batch that a trainer measures."""
+    rng = np.random.default_rng(seed)
+    return {
+        t.trajectory_id: TokenFacts(
+            rng.random((len(FACTS), int(t.loss_mask.sum())), np.float32),
+            rng.random((len(MASKED_FACTS), int(t.masked_outputs.sum())), np.float32),
+        )
+        for t in batch.trajectories
+    }

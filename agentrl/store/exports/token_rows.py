@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from sqlalchemy import Connection, select
 
-from agentrl.domain.schemas import FACTS, TokenFacts, TrajectoryTokens
+from agentrl.domain.schemas import FACTS, MASKED_FACTS, TokenFacts, TrajectoryTokens
 from agentrl.errors import RequestError
 from agentrl.store.exports import loss_reasons
 from agentrl.store.exports.columns import Row
@@ -56,7 +56,10 @@ def read(conn: Connection, run_id: str, ids: Sequence[str]) -> list[Row]:
 def _row(head: Any, tokens: TrajectoryTokens, ages: Mapping[int, int], facts: TokenFacts | None) -> Row:
     known = np.full((len(FACTS), len(tokens.input_ids)), np.nan, np.float32)
     if facts is not None:
-        known[:, tokens.loss_mask] = facts
+        known[:, tokens.loss_mask] = facts.trained
+        if facts.masked.size:  # older versions recorded none
+            for name, values in zip(MASKED_FACTS, facts.masked, strict=True):
+                known[FACTS.index(name), tokens.masked_outputs] = values
     of_step = ages if head.lease_step_id else {}
     return {
         "trajectory_id": head.id,

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import orjson
 import pytest
-from history import History
+from history import History, made_up_facts
 from sqlalchemy import select, update
 from typer.testing import CliRunner
 
@@ -42,9 +42,7 @@ def history(db: Database) -> History:
     made = History(db, seed=1)
     made.train(1)
     batch = made.batches[1]
-    rng = np.random.default_rng(0)
-    facts = {t.trajectory_id: rng.random((len(FACTS), int(t.loss_mask.sum())), np.float32) for t in batch.trajectories}
-    db.transact(token_facts.record, made.run_id, made.epoch, batch.step_id, facts)
+    db.transact(token_facts.record, made.run_id, made.epoch, batch.step_id, made_up_facts(batch))
     with db.write() as conn:
         calls = select(interactions.c.id).where(interactions.c.run_id == made.run_id)
         messages = [{"role": HOSTILE, "content": HOSTILE, "reasoning_content": HOSTILE}]
