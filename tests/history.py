@@ -52,10 +52,14 @@ CONFIG = {
 
 
 class History:
-    """Drives one run of a store. `batches` keeps what each surviving step was given, by step."""
+    """Drives one run of a store. `batches` keeps what each surviving step was given, by step. With `likeliest`, calls
+    record so many tokens at each place of their output.
+    """
 
-    def __init__(self, db: Database, *, name: str = "test", seed: int = 0, base_model: str = "tiny") -> None:
-        self.db, self.random = db, random.Random(seed)
+    def __init__(
+        self, db: Database, *, name: str = "test", seed: int = 0, base_model: str = "tiny", likeliest: int = 0
+    ) -> None:
+        self.db, self.random, self.likeliest = db, random.Random(seed), likeliest
         self.step, self.version, self.batches = 0, 0, dict[int, Batch]()
         tasks = [{"n": i} for i in range(5)]
         with db.write() as conn:
@@ -116,6 +120,9 @@ class History:
             engine_url="e",
             cached_tokens=0,
             first_token_at=None,
+            top_logprobs=[[(-0.5 - k, one + k) for k in range(self.likeliest)] for one in output]
+            if self.likeliest
+            else None,
         )
         call_outcomes.finish(conn, call_id, session_id, outcome)
         return call_id, ids + output

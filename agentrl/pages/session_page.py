@@ -27,6 +27,7 @@ from agentrl.doctor.report import Decode, Report, neighbourhood
 from agentrl.doctor.show import rows
 from agentrl.domain.schemas import FACTS, Json
 from agentrl.rendering.messages import text_of
+from agentrl.store.db.likeliest_codec import NO_TOKEN
 from agentrl.visible import LINES, visible
 
 LONGEST_TEXT = 20_000
@@ -110,8 +111,11 @@ def _tokens(trajectories: Iterable[Json], decode: Decode | None) -> Json:
     paths = []
     for row in trajectories:
         used.update(row["input_ids"].tolist())
+        likeliest = row["top_logprobs"] or []
+        used.update(token for call in likeliest for token in call["ids"].ravel().tolist() if token != NO_TOKEN)
         about = {name: row[name] for name in ("trajectory_id", "state", "reason", "step")}
-        paths.append(about | {"reasons": row["loss_reasons"]} | {name: row[name] for name in ARRAYS})
+        spans = {"reasons": row["loss_reasons"], "likeliest": likeliest}
+        paths.append(about | spans | {name: row[name] for name in ARRAYS})
     texts = {str(one): visible(decode([one]), "\n") if decode else f"‹{one}› " for one in sorted(used)}
     return {"facts": FACTS, "texts": texts, "paths": paths}
 

@@ -10,7 +10,7 @@ from sqlalchemy import Connection, select
 
 from agentrl.domain.schemas import FACTS, MASKED_FACTS, TokenFacts, TrajectoryTokens
 from agentrl.errors import RequestError
-from agentrl.store.exports import loss_reasons
+from agentrl.store.exports import likeliest_tokens, loss_reasons
 from agentrl.store.exports.columns import Row
 from agentrl.store.exports.step_batches import by_step
 from agentrl.store.tables import steps, trajectories
@@ -45,11 +45,13 @@ def read(conn: Connection, run_id: str, ids: Sequence[str]) -> list[Row]:
     if not heads:
         return []
     facts = token_facts.of_trajectories(conn, {head.id: head.lease_step_id for head in heads if head.lease_step_id})
+    likeliest = likeliest_tokens.of_trajectories(conn, [head.id for head in heads])
     rows = []
     for part in by_step(conn, run_id, heads):
         reasons = loss_reasons.of_trajectories(conn, part)
         for head, tokens in zip(part.heads, part.load(conn), strict=True):
-            rows.append(_row(head, tokens, part.ages, facts.get(head.id)) | {"loss_reasons": reasons[head.id]})
+            beside = {"loss_reasons": reasons[head.id], "top_logprobs": likeliest.get(head.id)}
+            rows.append(_row(head, tokens, part.ages, facts.get(head.id)) | beside)
     return sorted(rows, key=lambda row: str(row["trajectory_id"]))
 
 
