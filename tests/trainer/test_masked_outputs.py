@@ -52,10 +52,13 @@ def check(model: Path, kept: dict[str, TokenFacts], trajectories: list[Trajector
     return sum(int(t.masked_outputs.sum()) for t in trajectories)
 
 
-def updated(model: Path, world: World, *, measure: bool, **settings: Any) -> tuple[Policy, dict[str, TokenFacts], Any]:
+def updated(
+    model: Path, world: World, *, measure: bool, unpacked: str = "", **settings: Any
+) -> tuple[Policy, dict[str, TokenFacts], Any]:
     """The policy after an update of samples with masked outputs, their facts, and the metrics."""
     config, samples = TrainerConfig(lr=1e-3, **settings), masked_samples()
     policy = load_sharded(Policy, model, world.mesh)
+    policy.read(unpacked)
     names = {sample.tokens.trajectory_id for sample in samples}
     facts = FactCollector(names if measure else set(), config.algorithm)
     optimizer = make_optimizer(policy, config)
@@ -71,6 +74,11 @@ def test_masked_outputs_have_the_logprobs_of_an_independent_forward_pass(
     model = save_tiny_model(tmp_path, tied=tied)
     _, kept, _ = updated(model, world, measure=True, algorithm={"entropy_coef": entropy_coef})
     assert check(model, kept, [sample.tokens for sample in masked_samples()]) > 20
+
+
+def test_a_model_that_cannot_be_packed_measures_the_same(tiny_model: Path, world: World) -> None:
+    _, kept, _ = updated(tiny_model, world, measure=True, unpacked="for this test")
+    assert check(tiny_model, kept, [sample.tokens for sample in masked_samples()]) > 20
 
 
 @pytest.mark.parametrize("settings", [{}, {"minibatches": 2}, {"tokens_per_microbatch": 16}, {"train_layers": 1}])
