@@ -5,9 +5,20 @@ from __future__ import annotations
 import random
 import time
 
+import numpy as np
 from run_records import create_run
 
-from agentrl.domain.schemas import Batch, InteractionStatus, SessionStatus, TrainedBatch, TrainedTrajectory, VersionSpan
+from agentrl.domain.schemas import (
+    FACTS,
+    MASKED_FACTS,
+    Batch,
+    InteractionStatus,
+    SessionStatus,
+    TokenFacts,
+    TrainedBatch,
+    TrainedTrajectory,
+    VersionSpan,
+)
 from agentrl.domain.tokens import TokenIds
 from agentrl.store import Database, heartbeats
 from agentrl.store.calls import call_intents, call_outcomes
@@ -41,10 +52,14 @@ CONFIG = {
 
 
 class History:
-    """Drives one run of a store. `batches` keeps what each surviving step was given, by step."""
+    """Drives one run of a store. `batches` keeps what each surviving step was given, by step. With `likeliest`, calls
+    record so many tokens at each place of their output.
+    """
 
-    def __init__(self, db: Database, *, name: str = "test", seed: int = 0, base_model: str = "tiny") -> None:
-        self.db, self.random = db, random.Random(seed)
+    def __init__(
+        self, db: Database, *, name: str = "test", seed: int = 0, base_model: str = "tiny", likeliest: int = 0
+    ) -> None:
+        self.db, self.random, self.likeliest = db, random.Random(seed), likeliest
         self.step, self.version, self.batches = 0, 0, dict[int, Batch]()
         tasks = [{"n": i} for i in range(5)]
         with db.write() as conn:
@@ -105,6 +120,9 @@ class History:
             engine_url="e",
             cached_tokens=0,
             first_token_at=None,
+            top_logprobs=[[(-0.5 - k, one + k) for k in range(self.likeliest)] for one in output]
+            if self.likeliest
+            else None,
         )
         call_outcomes.finish(conn, call_id, session_id, outcome)
         return call_id, ids + output
@@ -211,3 +229,15 @@ class History:
         """A worker is heard of."""
         with self.db.write() as conn:
             heartbeats.beat(conn, self.run_id, "worker", name)
+
+
+def made_up_facts(batch: Batch, seed: int = 0) -> dict[str, TokenFacts]:
+    """Random facts of every token of a batch that a trainer measures."""
+    rng = np.random.default_rng(seed)
+    return {
+        t.trajectory_id: TokenFacts(
+            rng.random((len(FACTS), int(t.loss_mask.sum())), np.float32),
+            rng.random((len(MASKED_FACTS), int(t.masked_outputs.sum())), np.float32),
+        )
+        for t in batch.trajectories
+    }

@@ -18,6 +18,7 @@ from agentrl.trainer.algorithms.gae import value_losses
 from agentrl.trainer.algorithms.losses import LossTokens, policy_loss
 from agentrl.trainer.algorithms.packed_rows import Rows
 from agentrl.trainer.algorithms.user_functions import LossFunction, user_loss
+from agentrl.trainer.masked_outputs import MeasuredOutputs
 from agentrl.trainer.metrics.step_stats import StepStats
 from agentrl.trainer.models.critic import Critic
 from agentrl.trainer.models.policy import Policy
@@ -57,8 +58,9 @@ class Passes:
         `progress` is the share of the step's optimizer updates that are already made.
         """
         self.count("forward", m)
-        logprobs_P, entropy_P = self.policy(m, entropy_gradient=bool(self.algorithm.entropy_coef))
+        logprobs_P, entropy_P = self.policy(m, entropy_gradient=bool(self.algorithm.entropy_coef), masked=m.masked)
         logprobs_S, entropy_S = logprobs_P[m.predictions_S], entropy_P[m.predictions_S]
+        measured = self._measured(m, logprobs_P.detach(), entropy_P.detach())
         tokens = LossTokens(
             logprobs_S=logprobs_S,
             proximal_S=self._proximal(logprobs_S.detach(), m, progress),
@@ -76,13 +78,21 @@ class Passes:
             loss, sums = user_loss(self.loss_function, tokens, totals, self.algorithm)
         sums["entropy"] = entropy_S.detach().double().sum()
         detached = replace(tokens, logprobs_S=logprobs_S.detach(), entropy_S=entropy_S.detach())
-        stats.add_microbatch(m, sums, Seen(m.trajectory_ids, detached))
+        stats.add_microbatch(m, sums, Seen(m.trajectory_ids, detached, measured))
         if m.proximal_S is not None or not progress:  # logprobs of the policy before the step
             before_S = logprobs_S if m.proximal_S is None else m.proximal_S
             stats.compare(before_S, m, self.version)
         # a microbatch without loss tokens must still take part in the collective calls of the backward pass
-        total: Tensor = loss + 0.0 * logprobs_P.sum()
+        total: Tensor = loss + 0.0 * logprobs_P[: len(m.sources_P)].sum()
         return total
+
+    def _measured(self, m: Microbatch, logprobs_P: Tensor, entropy_P: Tensor) -> MeasuredOutputs | None:
+        """What the pass found at the masked outputs."""
+        if m.masked is None:
+            return None
+        self.counts["forward_predictions"] += len(m.masked.sources_E)
+        where_M = m.masked.predictions_M
+        return MeasuredOutputs(logprobs_P[where_M], entropy_P[where_M], m.masked.trajectories_M)
 
     def _proximal(self, logprobs_S: Tensor, m: Microbatch, progress: float) -> Tensor:
         """(S,) log π of the proximal policy, which the importance ratio is against."""

@@ -15,6 +15,7 @@ from agentrl.configs.algorithm import Algorithm
 from agentrl.errors import NonFiniteError
 from agentrl.trainer.algorithms.losses import LossTokens, token_losses
 from agentrl.trainer.distributed import World
+from agentrl.trainer.masked_outputs import MeasuredOutputs
 
 NAMED = 5
 """How many trajectories a message names. The event names all."""
@@ -52,6 +53,7 @@ class Seen:
 
     trajectory_ids: tuple[str, ...]
     tokens: LossTokens
+    measured: MeasuredOutputs | None = None  # of sampled tokens out of the loss
     value_losses_S: Tensor | None = None
 
 

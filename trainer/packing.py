@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 from agentrl.domain.batching import PrefixTree, balance, build_tree, line_up, pack_grids, split_by_budget
-from agentrl.domain.schemas import Float32, Int32, TrajectoryTokens
+from agentrl.domain.schemas import GREEDY_BELOW, Float32, Int32, TrajectoryTokens
+from agentrl.trainer.masked_outputs import Keys, MaskedOutputs, Places, distinct_predictions
 
 UNPACKED = 0
 """The token budget of models that cannot be packed: a microbatch then has one unit, computed sequence by sequence."""
@@ -31,6 +32,7 @@ class Sample:
     reference: Float32 | None = None  # (T,) logprobs of the reference policy
     values: Float32 | None = None  # (T,) values of the critic before the step
     targets: Float32 | None = None  # (T,) targets of the critic
+    measured: bool = field(default=False, kw_only=True)  # the update also measures its masked outputs
 
     def __post_init__(self) -> None:
         if len(self.advantages) != len(self.tokens.input_ids):
@@ -83,6 +85,7 @@ class Microbatch:
     values_S: Tensor | None = field(default=None)  # float32, where there is a critic: its values before the step
     targets_S: Tensor | None = field(default=None)  # float32, where there is a critic
     keep_S: Tensor | None = field(default=None)  # bool, set where an algorithm leaves tokens out
+    masked: MaskedOutputs | None = field(default=None)  # where samples with such tokens are measured
 
     @property
     def sequences(self) -> int:
@@ -96,7 +99,7 @@ class Microbatch:
             for n in self.__slots__
             if isinstance(value := getattr(self, n), Tensor)
         }
-        return replace(self, **moved)
+        return replace(self, **moved, masked=self.masked and self.masked.to(device))
 
 
 def make_units(samples: Sequence[Sample], budget: int) -> list[Unit]:
@@ -200,14 +203,13 @@ def _microbatch(
             homes_N[part] = np.arange(r * width + at, r * width + at + len(part))
             at += len(part)
     masks = [np.flatnonzero(s.tokens.loss_mask) for s in samples]
-    keys = [
-        np.stack([path[where - 1], s.tokens.input_ids[where], s.tokens.temperatures[where]], 1, dtype=np.float64)
-        for s, path, where in zip(samples, tree.paths, masks, strict=False)  # a microbatch without samples has one path
-    ]
-    if keys:
-        distinct, inverse = np.unique(np.concatenate(keys), axis=0, return_inverse=True)
-    else:  # one unused prediction: every rank must run the head
-        distinct, inverse = np.array([[0.0, 0.0, 1.0]]), np.empty(0, np.int64)
+    others = [np.flatnonzero(s.tokens.masked_outputs) if s.measured else np.empty(0, np.int64) for s in samples]
+    keys, count, places = distinct_predictions(_keys(samples, tree, masks), _keys(samples, tree, others))
+    distinct, masked = keys[:count], None
+    tokens = sum(map(len, masks))
+    if any(map(len, others)):
+        owners = np.repeat(np.arange(len(samples)), [len(where) for where in others])
+        masked = MaskedOutputs.of(keys[count:], places[tokens:], owners)
 
     turns = [s.tokens.turn_ids[w].astype(np.int64) for s, w in zip(samples, masks, strict=True)]
     first = np.cumsum([0, *(len(s.tokens.turn_returns) for s in samples)])  # number of turns before each trajectory
@@ -231,7 +233,7 @@ def _microbatch(
         sources_P=torch.from_numpy(distinct[:, 0].astype(np.int64)),
         targets_P=torch.from_numpy(distinct[:, 1].astype(np.int64)),
         temperatures_P=torch.from_numpy(distinct[:, 2].astype(np.float32)),
-        predictions_S=torch.from_numpy(inverse.reshape(-1).astype(np.int64)),
+        predictions_S=torch.from_numpy(places[:tokens]),
         advantages_S=joined((s.advantages[w] for s, w in zip(samples, masks, strict=True)), np.float32),
         behavior_S=joined((s.tokens.logprobs[w] for s, w in zip(samples, masks, strict=True)), np.float32),
         versions_S=joined((s.tokens.versions[w] for s, w in zip(samples, masks, strict=True)), np.int64),
@@ -244,4 +246,15 @@ def _microbatch(
         reference_S=known("reference"),
         values_S=known("values"),
         targets_S=known("targets"),
+        masked=masked,
     )
+
+
+def _keys(samples: Sequence[Sample], tree: PrefixTree, tokens: Sequence[Places]) -> Keys:
+    """What predicts each of some tokens. The engine samples greedily from the distribution at temperature 1."""
+    keys = [np.empty((0, 3))]
+    for s, path, where in zip(samples, tree.paths, tokens, strict=False):  # a microbatch without samples has one path
+        asked = s.tokens.temperatures[where]
+        temperatures = np.where(asked < GREEDY_BELOW, np.float32(1), asked)
+        keys.append(np.stack([path[where - 1], s.tokens.input_ids[where], temperatures], 1, dtype=np.float64))
+    return np.concatenate(keys)

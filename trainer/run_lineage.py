@@ -74,7 +74,7 @@ class Lineage:
         return 0
 
     def keep_token_facts(self, step_id: str, facts: Mapping[str, TokenFacts]) -> None:
-        """Keep facts of a leased step's trained tokens, by trajectory."""
+        """Keep facts of a leased step's tokens, by trajectory."""
 
     def complete(self, record: StepRecord, path: Path, checksum: str) -> None:
         """Record in one transaction that the step and its trajectories are trained and that its version is pending."""

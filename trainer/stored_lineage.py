@@ -156,7 +156,7 @@ class StoredLineage(Lineage):
         )
 
     def keep_token_facts(self, step_id: str, facts: Mapping[str, TokenFacts]) -> None:
-        """Keep facts of a leased step's trained tokens, by trajectory."""
+        """Keep facts of a leased step's tokens, by trajectory."""
         self.database.transact(token_facts.record, self.run_id, self.epoch, step_id, facts)
 
     def complete(self, record: StepRecord, path: Path, checksum: str) -> None:

@@ -88,11 +88,13 @@ def update_policy(
     token_facts: FactCollector | None = None,
 ) -> Metrics:
     """Train on `samples`, sampled by weights up to `version`; `ages` maps each version that sampled them to its age.
-    `loss` is the user's, in place of the algorithm's. `token_facts` gets the loss tokens of finite minibatches.
+    `loss` is the user's, in place of the algorithm's. `token_facts` gets the tokens of finite minibatches.
 
     A minibatch whose loss or gradient is not finite changes nothing and enters no metric: `on_nonfinite` is called with
     the `NonFinite`, and may raise. Returns the metrics, equal on every rank. Collective.
     """
+    if token_facts is not None:
+        samples = token_facts.marked(samples)
     passes = Passes(policy, config.algorithm, version, ages, loss)
     update = Update(passes, optimizer, learner, config, world, on_nonfinite, token_facts=token_facts)
     work = plan_update(samples, policy.budget(config.tokens_per_microbatch), config, world)

@@ -78,6 +78,10 @@ class RolloutConfig(Section):
     """`agentrl train` writes each ended group as text to `rollout/` and `eval-rollout/` of the run's folder
     ([trajectories as text](data.md#trajectories-as-text)).
     """
+    top_logprobs: Annotated[int, Field(ge=0, le=20)] = 0
+    """How many of the likeliest tokens the engine reports for each token that a training session samples, kept with the
+    call ([facts of single tokens](data.md#facts-of-single-tokens)); 0: none. Agents see only those that they ask for.
+    """
     sampling: SamplingConfig = SamplingConfig()
 
     @model_validator(mode="after")

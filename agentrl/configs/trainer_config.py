@@ -113,7 +113,7 @@ CHANGEABLE_OF_TRAINER = (
 
 
 class TokenFactsConfig(Section):
-    """Facts of single trained tokens that the trainer keeps in the store: logprob, entropy, ratio, advantage, …"""
+    """Facts of single tokens that the trainer keeps in the store: logprob, entropy, ratio, advantage, …"""
 
     every: NonNegative = 1
     """Steps between those whose facts are kept; 0: keep none."""

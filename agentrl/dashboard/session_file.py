@@ -18,7 +18,7 @@ from datetime import UTC, datetime
 import orjson
 from markupsafe import Markup
 
-from agentrl.dashboard import conversation, token_data
+from agentrl.dashboard import session_contents, token_data
 from agentrl.dashboard.page_rendering import assets, render
 from agentrl.diagnosis.report import Report
 from agentrl.domain.schemas import Json
@@ -29,7 +29,7 @@ def made(report: Report, run_name: str, trajectories: Sequence[Json], at: dateti
     files = assets()
     style = "\n".join(files[name].content.decode() for name in ("dashboard.css", "session.css"))
     script = files["tokens.js"].content.decode()
-    tree = conversation.tree(report)
+    tree = session_contents.tree(report)
     return render(
         "session_file.html",
         style=Markup(style),
@@ -40,8 +40,8 @@ def made(report: Report, run_name: str, trajectories: Sequence[Json], at: dateti
         session=report.session,
         report=report,
         tree=tree,
-        turns=conversation.turns(report.session, [one["call"] for one in tree]),
-        forks=conversation.forks_of(report),
+        turns=session_contents.turns(report.session, [one["call"] for one in tree]),
+        forks=session_contents.forks_of(report),
         trajectories=len(trajectories),
         made_at=(at or datetime.now(UTC)).isoformat(timespec="seconds"),
     )

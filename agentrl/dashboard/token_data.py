@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 from agentrl.diagnosis.report import Decode
 from agentrl.domain.schemas import FACTS, Json
+from agentrl.store.db.likeliest_codec import NO_TOKEN
 from agentrl.visible import visible
 
 ARRAYS = ("input_ids", "turn_ids", "logprobs", "versions", "ages", *FACTS)
@@ -17,7 +18,10 @@ def of(trajectories: Iterable[Json], decode: Decode | None) -> Json:
     paths = []
     for row in trajectories:
         used.update(row["input_ids"].tolist())
+        likeliest = row["top_logprobs"] or []
+        used.update(token for call in likeliest for token in call["ids"].ravel().tolist() if token != NO_TOKEN)
         about = {name: row[name] for name in ("trajectory_id", "state", "reason", "step")}
-        paths.append(about | {"reasons": row["loss_reasons"]} | {name: row[name] for name in ARRAYS})
+        spans = {"reasons": row["loss_reasons"], "likeliest": likeliest}
+        paths.append(about | spans | {name: row[name] for name in ARRAYS})
     texts = {str(one): visible(decode([one]), "\n") if decode else f"‹{one}› " for one in sorted(used)}
     return {"facts": FACTS, "texts": texts, "paths": paths}

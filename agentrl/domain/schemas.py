@@ -151,10 +151,21 @@ FACTS = (
     "advantage",
     "kept",  # 0: left out of the policy loss by the second-moment bound (M2PO)
 )
-"""The facts that the trainer measures for each trained token, in the order of the rows of `TokenFacts`."""
+"""The facts that the trainer measures for each trained token, in the order of the rows of `TokenFacts.trained`."""
+MASKED_FACTS = ("logprob", "entropy")
+"""Those for each token of `TrajectoryTokens.masked_outputs`."""
 
-TokenFacts = Float32
-"""(K, S): a row for each name of FACTS, a column for each loss token of one trajectory. NaN: not computed."""
+
+@dataclass(frozen=True, slots=True)
+class TokenFacts:
+    """Facts of one trajectory's tokens: a row for each fact, a column for each token. NaN: not computed."""
+
+    trained: Float32  # (K, S) FACTS, of loss tokens
+    masked: Float32  # (2, M) MASKED_FACTS, of masked outputs
+
+    def __post_init__(self) -> None:
+        if (len(self.trained), len(self.masked)) != (len(FACTS), len(MASKED_FACTS)):
+            raise ValueError(f"one row for each fact, got {self.trained.shape} and {self.masked.shape}")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -191,6 +202,15 @@ class TrajectoryTokens:
     def kv_mixed(self) -> Bool:
         """(T,) whether a token was sampled over keys and values that partly older weights computed."""
         return np.isin(self.turn_ids, list(self.kv_mixed_turns))
+
+    @property
+    def masked_outputs(self) -> Bool:
+        """(T,) whether a token was sampled and is no loss token, but a later one is: the pass that trains the later one
+        predicts it, too.
+        """
+        before = np.zeros_like(self.loss_mask)
+        before[1 : np.flatnonzero(self.loss_mask)[-1] if self.loss_mask.any() else 0] = True
+        return before & (self.turn_ids >= 0) & ~self.loss_mask
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -73,7 +73,10 @@ class ParquetWriter:
     def _array(self, field: Any, values: list[Any]) -> Any:
         kind = self._columns[field.name]
         if kind == "json":
-            return self._pa.array([None if v is None else orjson.dumps(v).decode() for v in values], field.type)
+            return self._pa.array(
+                [None if v is None else orjson.dumps(v, option=orjson.OPT_SERIALIZE_NUMPY).decode() for v in values],
+                field.type,
+            )
         if kind not in ("ids", "floats", "doubles", "bools"):
             return self._pa.array(values, field.type)
         lengths = [0 if v is None else len(v) for v in values]

@@ -44,6 +44,7 @@ CHANGEABLE = (
     "rollout.max_concurrent_groups",
     "rollout.timeout_s",
     "rollout.dump_to_file",
+    "rollout.top_logprobs",
     *CHANGEABLE_OF_TRAINER,
     "trainer.stop_timeout_s",
     "trainer.nonfinite",

@@ -334,7 +334,7 @@ interaction_data = Table(
     Column("output_ids", LargeBinary, nullable=False),  # int32
     Column("logprobs", LargeBinary, nullable=False),  # float32, one per output id
     Column("spans", JSON, nullable=False),  # [[version, start, end], …] over the output ids
-    Column("top_logprobs", LargeBinary),  # zstd JSON; null unless they were asked for
+    Column("top_logprobs", LargeBinary),  # see likeliest_codec; null unless asked for
 )
 
 rewards = Table(  # append-only facts; the newest of a (session, interaction, scope, name) counts
@@ -446,8 +446,8 @@ token_facts = Table(
     metadata,
     Column("step_id", ForeignKey("steps.id"), primary_key=True),
     Column("trajectory_id", ForeignKey("trajectories.id"), primary_key=True, index=True),
-    Column("tokens", Integer, nullable=False),  # loss tokens: columns of the table in `data`
-    Column("data", LargeBinary, nullable=False),  # float32, a row for each of domain.schemas.FACTS
+    Column("tokens", Integer, nullable=False),  # loss tokens: columns of the first table in `data`
+    Column("data", LargeBinary, nullable=False),  # the tables of domain.schemas.TokenFacts, the second one may be empty
 )
 
 engines = Table(

@@ -57,7 +57,7 @@ class Attempt:
                 params=call.params,
                 own_seed=call.own_seed,
                 deadline=deadline,
-                top_logprobs=call.request.top_logprobs,
+                top_logprobs=call.top_logprobs,
                 whole=not call.request.stream,
             ),
         )
@@ -93,7 +93,7 @@ class Attempt:
             stop=self._delivered.stop,
             prompt_ids=call.prompt.token_ids,
             cached_tokens=sampled.cached_tokens or 0,
-            tokens=sampled.tokens,
+            tokens=sampled.tokens.best(call.request.top_logprobs),
             versions=[[s.version, s.start, s.end] for s in sampled.spans],
         )
 
@@ -112,5 +112,5 @@ class Attempt:
         shown = deltas[:first_late]
         self.held_back += deltas[first_late:]
         if shown or (self._call.request.logprobs and tokens.ids):
-            return AnswerDelta(shown, tokens)
+            return AnswerDelta(shown, tokens.best(self._call.request.top_logprobs))
         return None

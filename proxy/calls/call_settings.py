@@ -17,6 +17,7 @@ class CallSettings:
     """How the calls of every session are answered."""
 
     sampling: Json  # forced on every session except evaluations
+    top_logprobs: int  # how many of the likeliest tokens are kept for each sampled one, except in evaluations
     request_timeout_s: float
     retry_grace_s: float  # how long sampling continues without a client, in case a retry comes
     restore_dropped_text: bool  # put back the text of answers that clients leave out beside tool calls
@@ -28,6 +29,7 @@ class CallSettings:
         """The settings of a run's configuration."""
         return cls(
             sampling=forced_sampling(config),
+            top_logprobs=config.rollout.top_logprobs,
             request_timeout_s=config.proxy.request_timeout_s,
             retry_grace_s=config.proxy.retry_grace_s,
             restore_dropped_text=config.proxy.restore_dropped_text,

@@ -50,6 +50,7 @@ async def prepare(context: CallContext, origin: CallOrigin, request: ModelReques
     created_at = time.time()
     context.metrics.stage("render", at)
     calls: list[Call] = []
+    top_logprobs = max(request.top_logprobs, 0 if session.is_eval else context.settings.top_logprobs)
     for index in range(request.choices):
         prompt = prompts[index // request.n]
         params = engine_params(context, session, request, prompt, index)
@@ -66,6 +67,7 @@ async def prepare(context: CallContext, origin: CallOrigin, request: ModelReques
                 choice=index,
                 created_at=created_at,
                 trainable=origin.trains and not session.is_eval,
+                top_logprobs=top_logprobs,
                 own_seed=own_seed,
             )
         )

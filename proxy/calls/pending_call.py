@@ -36,6 +36,7 @@ class Call:
     choice: int  # its index among the request's answers
     created_at: float  # seconds since the epoch, of the request
     trainable: bool  # false in an evaluation session
+    top_logprobs: int  # how many of the likeliest tokens are recorded for each sampled one
     own_seed: int | None = None  # the run's seed for this call; None where its program gave a seed, or engines use none
 
     @property

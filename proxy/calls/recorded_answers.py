@@ -14,7 +14,7 @@ from agentrl.proxy.dialects.model_answer import Answer, AnswerDelta, ResponseHea
 from agentrl.proxy.dialects.model_request import ModelRequest
 from agentrl.rendering import Delta, ToolCallDelta
 from agentrl.store.calls import call_traces
-from agentrl.store.db import codec
+from agentrl.store.db import codec, likeliest_codec
 
 
 async def load(
@@ -42,8 +42,8 @@ async def load(
 def _answer(context: CallContext, request: ModelRequest, prompt_ids: list[int], row: Any) -> tuple[AnswerDelta, Answer]:
     message: Json = codec.unpack_json(row.answer)
     output_ids = codec.unpack_ids(row.output_ids).tolist()
-    top = None if row.top_logprobs is None else codec.unpack_json(row.top_logprobs)
-    tokens = Tokens(output_ids, codec.unpack_logprobs(row.logprobs).tolist(), top)
+    top = None if row.top_logprobs is None else likeliest_codec.unpack(row.top_logprobs).rows
+    tokens = Tokens(output_ids, codec.unpack_logprobs(row.logprobs).tolist(), top).best(request.top_logprobs)
     opening, _ = opening_of(context, request)
     parser = parser_after(context, request, prompt_ids[: len(prompt_ids) - len(opening)])
     delivered = Delivered(request.stop, one_call=not request.parallel_tool_calls)

@@ -43,6 +43,12 @@ class Tokens:
     logprobs: Sequence[float]
     top: TopLogprobs | None = None
 
+    def best(self, count: int) -> Tokens:
+        """The same tokens with only the `count` likeliest at each place; those are what the client asked for."""
+        if self.top is None:
+            return self
+        return Tokens(self.ids, self.logprobs, [row[:count] for row in self.top] if count else None)
+
 
 @dataclass(frozen=True, slots=True)
 class AnswerDelta:

@@ -114,7 +114,8 @@ async def get_samples(run_id: str, request: Request) -> Response:
 @router.get("/api/runs/{run_id}/trajectories/{trajectory_id}/tokens", response_model=Json)
 async def get_tokens(run_id: str, trajectory_id: str, request: Request) -> Response:
     """A trajectory token by token: ids, the engine's logprobs and versions, why each token is or is not in the loss
-    (`loss_reasons`), and the facts that the trainer has measured of it.
+    (`loss_reasons`), the facts that the trainer has measured of it, and the likeliest tokens where calls recorded them
+    (`top_logprobs`).
     """
     store = await _of_run(request, run_id)
     return await answer(store, token_rows.of_trajectory, run_id, trajectory_id)

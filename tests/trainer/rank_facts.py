@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import numpy as np
-from support import AGES, random_samples
+from support import AGES, masked_samples
 
 from agentrl.configs.trainer_config import TrainerConfig
 from agentrl.trainer.distributed import join_world
@@ -22,11 +22,13 @@ from agentrl.trainer.update import update_policy
 
 def main(model: Path, out: Path, tensor_parallel: int) -> None:
     with join_world("cpu", threads=1, tensor_parallel=tensor_parallel) as world:
-        config, samples = TrainerConfig(minibatches=2, lr=1e-3), random_samples()
+        config, samples = TrainerConfig(minibatches=2, lr=1e-3), masked_samples()
         policy = load_sharded(Policy, model, world.mesh)
         facts = FactCollector({sample.tokens.trajectory_id for sample in samples}, config.algorithm)
         update_policy(policy, make_optimizer(policy, config), samples, 1, AGES, config, world, token_facts=facts)
-        np.savez(out / f"rank-{world.rank}.npz", **facts.gathered(world))
+        found = facts.gathered(world)
+        arrays = {f"{name} {part}": getattr(one, part) for name, one in found.items() for part in ("trained", "masked")}
+        np.savez(out / f"rank-{world.rank}.npz", **arrays)
 
 
 main(Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3]))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -88,3 +89,18 @@ def random_samples(seed: int = 0, groups: int = 3, size: int = 4) -> list[Sample
             )
             samples.append(Sample(t, np.where(t.loss_mask, rng.normal(), 0).astype(np.float32)))
     return samples
+
+
+def masked_samples(seed: int = 0) -> list[Sample]:
+    """`random_samples`, with some sampled tokens of each but the last out of the loss; one of them sampled greedily."""
+    rng, found = np.random.default_rng(seed), []
+    for sample in random_samples(seed):
+        t = sample.tokens
+        sampled = np.flatnonzero(t.loss_mask)
+        masked = rng.choice(sampled[:-1], rng.integers(0, len(sampled)), replace=False)
+        loss_mask, temperatures = t.loss_mask.copy(), t.temperatures.copy()
+        loss_mask[masked] = False
+        temperatures[masked[:1]] = 0.0
+        tokens = replace(t, loss_mask=loss_mask, temperatures=temperatures)
+        found.append(Sample(tokens, np.where(loss_mask, sample.advantages, 0)))
+    return found

@@ -13,7 +13,7 @@ from loop_setup import Setup
 from plain import load_plain, padded_logprobs
 from poison import POISONED, poisoned
 from ranks import run_ranks
-from support import AGES, random_samples
+from support import AGES, masked_samples, random_samples
 
 from agentrl.configs.trainer_config import TrainerConfig
 from agentrl.domain.schemas import FACTS, Batch, TokenFacts
@@ -44,7 +44,7 @@ def stored(s: Setup, step: int) -> tuple[Batch, dict[str, TokenFacts]]:
 
 
 def named(facts: TokenFacts) -> Mapping[str, Any]:
-    return dict(zip(FACTS, facts, strict=True))
+    return dict(zip(FACTS, facts.trained, strict=True))
 
 
 def test_stored_logprobs_and_entropies_are_those_of_an_independent_forward_pass(s: Setup, tiny_model: Path) -> None:
@@ -91,7 +91,7 @@ def collected(model: Path, world: World, *, loss: Any = None, **settings: Any) -
     """The facts of an update of random samples."""
     config = TrainerConfig(**settings)
     policy = load_sharded(Policy, model, world.mesh)
-    samples = random_samples()
+    samples = masked_samples()
     names = {sample.tokens.trajectory_id for sample in samples}
     facts = FactCollector(names, config.algorithm, own_loss=loss is not None)
     update_policy(policy, make_optimizer(policy, config), samples, 1, AGES, config, world, loss=loss, token_facts=facts)
@@ -104,7 +104,8 @@ def test_facts_do_not_depend_on_how_the_batch_is_cut(tiny_model: Path, world: Wo
     cut = collected(tiny_model, world, tokens_per_microbatch=16, **settings)
     assert whole.keys() == cut.keys() == {s.tokens.trajectory_id for s in random_samples()}
     for name, facts in whole.items():
-        np.testing.assert_allclose(cut[name], facts, atol=1e-4)
+        np.testing.assert_allclose(cut[name].trained, facts.trained, atol=1e-4)
+        np.testing.assert_allclose(cut[name].masked, facts.masked, atol=1e-4)
 
 
 @pytest.mark.parametrize("tensor_parallel", [1, 2])
@@ -113,9 +114,10 @@ def test_two_ranks_know_what_one_does(tiny_model: Path, tmp_path: Path, world: W
     alone = collected(tiny_model, world, minibatches=2, lr=1e-3)
     for rank in range(2):
         together = np.load(tmp_path / f"rank-{rank}.npz")
-        assert set(together) == alone.keys()
+        assert set(together) == {f"{name} {part}" for name in alone for part in ("trained", "masked")}
         for name, facts in alone.items():
-            np.testing.assert_allclose(together[name], facts, atol=1e-4)
+            np.testing.assert_allclose(together[f"{name} trained"], facts.trained, atol=1e-4)
+            np.testing.assert_allclose(together[f"{name} masked"], facts.masked, atol=1e-4)
 
 
 def test_a_minibatch_that_is_skipped_has_no_facts(tiny_model: Path, world: World) -> None:

@@ -1,14 +1,16 @@
-"""Facts of single tokens, measured in the pass that trains them: what the loss saw of each.
+"""Facts of single tokens, measured in the pass that trains their trajectory: what the loss saw of each loss token, and
+logprob and entropy of the other sampled tokens before the last one of them.
 
-    Seen (a microbatch's loss tokens) ─► facts of each chosen trajectory, on this rank ─► of all ranks ─► the store
+    Seen (a microbatch's tokens) ─► facts of each chosen trajectory, on this rank ─► of all ranks ─► the store
 
-K: facts (`schemas.FACTS`), S: loss tokens of one microbatch.
+K: facts (`schemas.FACTS`), S: loss tokens of one microbatch, M: its masked outputs (masked_outputs.py).
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Set
+from collections.abc import Iterable, Sequence, Set
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -16,13 +18,14 @@ from torch import Tensor
 
 from agentrl.configs.algorithm import Algorithm
 from agentrl.configs.trainer_config import TokenFactsConfig
-from agentrl.domain.schemas import FACTS, Batch, TokenFacts
+from agentrl.domain.schemas import FACTS, MASKED_FACTS, Batch, Float32, TokenFacts
 from agentrl.trainer.algorithms.clipping import SURROGATES
 from agentrl.trainer.algorithms.corrections import behavior_weights
 from agentrl.trainer.algorithms.losses import LossTokens
 from agentrl.trainer.algorithms.ratios import importance_ratio
 from agentrl.trainer.distributed import World
 from agentrl.trainer.nonfinite import Seen
+from agentrl.trainer.packing import Sample
 
 
 class FactCollector:
@@ -34,15 +37,22 @@ class FactCollector:
         self._chosen, self._algorithm, self._own_loss = chosen, algorithm, own_loss
         self._found: dict[str, TokenFacts] = {}
 
+    def marked(self, samples: Sequence[Sample]) -> list[Sample]:
+        """The samples; the update measures the masked outputs of the chosen ones."""
+        return [replace(s, measured=s.tokens.trajectory_id in self._chosen) for s in samples]
+
     def add(self, seen: Iterable[Seen]) -> None:
         """Add the microbatches of a minibatch that has trained."""
         for one in seen:
             wanted = [(i, name) for i, name in enumerate(one.trajectory_ids) if name in self._chosen]
             if wanted:
                 facts_KS = facts_of(one.tokens, self._algorithm, own_loss=self._own_loss).cpu().numpy()
-                of_S = one.tokens.trajectories.of_S.cpu().numpy()
-                starts = np.searchsorted(of_S, np.arange(len(one.trajectory_ids) + 1))
-                self._found |= {name: facts_KS[:, starts[i] : starts[i + 1]].copy() for i, name in wanted}
+                trained = _cut(facts_KS, one.tokens.trajectories.of_S, len(one.trajectory_ids))
+                masked = [np.empty((len(MASKED_FACTS), 0), np.float32)] * len(one.trajectory_ids)
+                if one.measured is not None:
+                    facts_2M = torch.stack([one.measured.logprobs_M, one.measured.entropy_M]).cpu().numpy()
+                    masked = _cut(facts_2M, one.measured.trajectories_M, len(one.trajectory_ids))
+                self._found |= {name: TokenFacts(trained[i].copy(), masked[i].copy()) for i, name in wanted}
 
     def gathered(self, world: World) -> dict[str, TokenFacts]:
         """Trajectory → its facts, from all ranks. Collective."""
@@ -60,6 +70,12 @@ def chosen(batch: Batch, config: TokenFactsConfig) -> set[str]:
     if config.sample is None or config.sample >= len(trained):
         return set(trained)
     return set(random.Random(batch.step_id).sample(trained, config.sample))
+
+
+def _cut(facts: Float32, of: Tensor, trajectories: int) -> list[Float32]:
+    """The columns of each trajectory; `of` is the trajectory of each column, in ascending order."""
+    starts = np.searchsorted(of.cpu().numpy(), np.arange(1, trajectories))
+    return np.split(facts, starts, axis=1)
 
 
 @torch.no_grad()

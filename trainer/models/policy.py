@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
+from agentrl.trainer.masked_outputs import MaskedOutputs
 from agentrl.trainer.models import attention, mechanisms
 from agentrl.trainer.models.attention import Rows, tree_mask
 from agentrl.trainer.models.head import token_logprobs
@@ -112,10 +113,25 @@ class Policy(Body):
         super().__init__(lm)
         self.scale = mechanisms.logit_scale(lm.config)
 
-    def forward(self, batch: Microbatch, entropy_gradient: bool = False) -> tuple[Tensor, Tensor]:
-        """(P,) logprobs at the recorded temperature and (P,) entropies of the microbatch's predictions."""
+    def forward(
+        self, batch: Microbatch, entropy_gradient: bool = False, masked: MaskedOutputs | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """(P,) logprobs at the recorded temperature and (P,) entropies of the microbatch's predictions; with `masked`
+        (P + E,): those that only its tokens need follow, without a gradient.
+        """
         head = self.lm.get_output_embeddings().weight
-        temperatures_P = batch.temperatures_P if self.scale == 1 else batch.temperatures_P / self.scale
-        return token_logprobs(
-            self.sources(batch), head, batch.targets_P, temperatures_P, entropy_gradient=entropy_gradient
+        hidden_NH = self.hidden(batch)
+        logprobs_P, entropy_P = token_logprobs(
+            hidden_NH[batch.sources_P],
+            head,
+            batch.targets_P,
+            batch.temperatures_P / self.scale,
+            entropy_gradient=entropy_gradient,
         )
+        if masked is None or not len(masked.sources_E):
+            return logprobs_P, entropy_P
+        with torch.no_grad():
+            logprobs_E, entropy_E = token_logprobs(
+                hidden_NH[masked.sources_E], head, masked.targets_E, masked.temperatures_E / self.scale
+            )
+        return torch.cat([logprobs_P, logprobs_E]), torch.cat([entropy_P, entropy_E])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 
-from agentrl.dashboard import call_command, conversation, token_data
+from agentrl.dashboard import call_command, session_contents, token_data
 from agentrl.dashboard.page_request import Query
 from agentrl.dashboard.pictures import swimlanes
 from agentrl.diagnosis import report, sources
@@ -27,7 +27,7 @@ def read(conn: Connection, run_id: str, params: Mapping[str, str], query: Query)
     tab = query.choice("tab", *TABS) or "conversation"
     found = _head(conn, run_id, params["session"])
     made: Report = found["report"]
-    tree = conversation.tree(made)
+    tree = session_contents.tree(made)
     calls: list[Call] = [one["call"] for one in tree]
     first = min(query.integer("from") or 0, max(0, len(calls) - 1))
     beside = query.text("beside")
@@ -36,8 +36,10 @@ def read(conn: Connection, run_id: str, params: Mapping[str, str], query: Query)
         "tab": tab,
         "tabs": TABS,
         "tree": tree,
-        "forks": conversation.forks_of(made),
-        "turns": conversation.turns(made.session, calls[first : first + MOST_CALLS]) if tab == "conversation" else [],
+        "forks": session_contents.forks_of(made),
+        "turns": session_contents.turns(made.session, calls[first : first + MOST_CALLS])
+        if tab == "conversation"
+        else [],
         "first": first,
         "next": first + MOST_CALLS if first + MOST_CALLS < len(calls) else None,
         "beside": _beside(conn, run_id, beside) if beside else None,
@@ -93,8 +95,8 @@ def _beside(conn: Connection, run_id: str, session_id: str) -> Json:
         raise RequestError(404, "beside: the run has no such session", code="session_not_found")
     session, base_model = sources.of_session(conn, session_id)
     made = report.make(session, sources.decoder(base_model))
-    calls = [one["call"] for one in conversation.tree(made)]
-    return {"session": session, "turns": conversation.turns(session, calls[:MOST_CALLS])}
+    calls = [one["call"] for one in session_contents.tree(made)]
+    return {"session": session, "turns": session_contents.turns(session, calls[:MOST_CALLS])}
 
 
 def _chosen(calls: Sequence[Call], number: int | None) -> Call | None:

@@ -26,6 +26,14 @@
   const text = (i) => data.texts[path.input_ids[i]];
   const shown = (found) => found === null ? "–" : typeof found === "number" && !Number.isInteger(found) ? found.toPrecision(4) : String(found);
 
+  // The engine's likeliest tokens at a place, as pairs of a name and a text; none where no call recorded them.
+  function likeliest(i) {
+    const call = path.likeliest.find((one) => i >= one.start && i < one.start + one.ids.length);
+    if (!call) return [];
+    const logprobs = call.logprobs[i - call.start], ids = call.ids[i - call.start].filter((id) => id in data.texts);
+    return ids.map((id, k) => [`likeliest ${k + 1}`, `${JSON.stringify(data.texts[id])} ${shown(logprobs[k])}`]);
+  }
+
   function open(number) {
     path = data.paths[number];
     reasons = new Array(path.input_ids.length);
@@ -101,7 +109,8 @@
     chosen = Math.min(Math.max(i, 0), path.input_ids.length - 1);
     about.replaceChildren();
     const facts = [["token", chosen], ["id", path.input_ids[chosen]], ["text", JSON.stringify(text(chosen))]];
-    for (const [name, found] of [...facts, ...FACTS.map((name) => [LABELS[name] ?? name, value(name, chosen)])]) {
+    const measured = FACTS.map((name) => [LABELS[name] ?? name, value(name, chosen)]);
+    for (const [name, found] of [...facts, ...measured, ...likeliest(chosen)]) {
       const pair = document.createElement("div"), dt = document.createElement("dt"), dd = document.createElement("dd");
       dt.textContent = name.replaceAll("_", " ");
       dd.textContent = shown(found);

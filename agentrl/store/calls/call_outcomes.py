@@ -5,14 +5,14 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from sqlalchemy import Connection, bindparam, case, literal_column
 
 from agentrl.domain.schemas import InteractionStatus, Json, VersionSpan
 from agentrl.errors import RequestError, StoreError
-from agentrl.store.db import bulk, codec
+from agentrl.store.db import bulk, codec, likeliest_codec
 from agentrl.store.db.bulk_unit import bulk_unit, only
+from agentrl.store.db.likeliest_codec import Rows
 from agentrl.store.tables import interaction_data, interactions, sessions
 
 INSERT_DATA = bulk.insert(interaction_data)
@@ -61,7 +61,7 @@ class Outcome:
     engine_url: str | None
     cached_tokens: int | None
     first_token_at: float | None
-    top_logprobs: Json | list[Any] | None = None  # [[[logprob, id], …], …] for each output id, where asked for
+    top_logprobs: Rows | None = None  # of each output id, where asked for
     kv_mixed: bool = False  # the engine's KV cache partly came from older weights
     textless_key: bytes | None = None  # of the conversation without the answer's text, for clients that drop it
 
@@ -144,5 +144,5 @@ def data_row(interaction_id: str, outcome: Outcome) -> Json:
         "output_ids": codec.pack_ids(outcome.output_ids),
         "logprobs": codec.pack_logprobs(outcome.logprobs),
         "spans": codec.json_text([[s.version, s.start, s.end] for s in outcome.spans]),
-        "top_logprobs": None if outcome.top_logprobs is None else codec.pack_json(outcome.top_logprobs),
+        "top_logprobs": None if outcome.top_logprobs is None else likeliest_codec.pack(outcome.top_logprobs),
     }

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import orjson
 import zstandard
+from numpy.typing import NDArray
 
 from agentrl.domain.schemas import Float32, Int32
 from agentrl.domain.tokens import little_endian
@@ -23,13 +24,15 @@ CUT = b" [cut]"
 _local = threading.local()  # zstd contexts must not be shared between threads
 
 
-def _compress(raw: bytes) -> bytes:
+def compress(raw: bytes) -> bytes:
+    """Any bytes as zstd."""
     if not hasattr(_local, "compressor"):
         _local.compressor = zstandard.ZstdCompressor(level=1)
     return bytes(_local.compressor.compress(raw))
 
 
-def _decompress(blob: bytes) -> bytes:
+def decompress(blob: bytes) -> bytes:
+    """Inverse of `compress`."""
     if not hasattr(_local, "decompressor"):
         _local.decompressor = zstandard.ZstdDecompressor()
     return bytes(_local.decompressor.decompress(blob))
@@ -37,47 +40,59 @@ def _decompress(blob: bytes) -> bytes:
 
 def pack_ids(ids: list[int] | Int32) -> bytes:
     """Token ids as zstd of little-endian int32."""
-    return _compress(little_endian("i", ids))
+    return compress(little_endian("i", ids))
 
 
 def unpack_ids(blob: bytes) -> Int32:
     """Inverse of `pack_ids`."""
-    return np.frombuffer(_decompress(blob), dtype="<i4").astype(np.int32, copy=False)
+    return np.frombuffer(decompress(blob), dtype="<i4").astype(np.int32, copy=False)
 
 
 def pack_logprobs(logprobs: list[float] | Float32) -> bytes:
     """Logprobs as zstd of little-endian float32."""
-    return _compress(little_endian("f", logprobs))
+    return compress(little_endian("f", logprobs))
 
 
 def unpack_logprobs(blob: bytes) -> Float32:
     """Inverse of `pack_logprobs`."""
-    return np.frombuffer(_decompress(blob), dtype="<f4").astype(np.float32, copy=False)
+    return np.frombuffer(decompress(blob), dtype="<f4").astype(np.float32, copy=False)
 
 
-def pack_table(table: Float32) -> bytes:
-    """(K, S) numbers as zstd of little-endian float32, row by row; of a row the first bytes of all numbers, then the
-    second ones, and so on. Signs and exponents repeat, so this is shorter.
+def pack_tables(*tables: Float32) -> bytes:
+    """Tables of numbers as zstd of their little-endian float32 (`planes`)."""
+    return compress(b"".join(planes(table, "<f4") for table in tables))
+
+
+def unpack_tables(blob: bytes, shape: tuple[int, int], rows: int) -> tuple[Float32, Float32]:
+    """Inverse of `pack_tables` for two tables: one of this `shape`, one with this number of `rows`."""
+    raw = decompress(blob)
+    size = 4 * shape[0] * shape[1]
+    first, second = from_planes(raw[:size], shape[0], "<f4"), from_planes(raw[size:], rows, "<f4")
+    return first.astype(np.float32, copy=False), second.astype(np.float32, copy=False)
+
+
+def planes(table: NDArray[Any], kind: str) -> bytes:
+    """A table of numbers of four bytes, row by row; of a row the first bytes of all numbers, then the second ones, and
+    so on. Signs and exponents repeat, so this compresses better.
     """
-    planes = np.ascontiguousarray(table.astype("<f4", copy=False)).view(np.uint8).reshape(*table.shape, 4)
-    return _compress(planes.transpose(0, 2, 1).tobytes())
+    numbers = np.ascontiguousarray(table.astype(kind, copy=False)).view(np.uint8).reshape(*table.shape, 4)
+    return numbers.transpose(0, 2, 1).tobytes()
 
 
-def unpack_table(blob: bytes, rows: int) -> Float32:
-    """Inverse of `pack_table`, for a table with this number of rows."""
-    planes = np.frombuffer(_decompress(blob), np.uint8).reshape(rows, 4, -1)
-    numbers = np.ascontiguousarray(planes.transpose(0, 2, 1)).view("<f4")[..., 0]
-    return numbers.astype(np.float32, copy=False)
+def from_planes(raw: bytes, rows: int, kind: str) -> NDArray[Any]:
+    """Inverse of `planes`, for a table with this number of `rows`."""
+    numbers = np.frombuffer(raw, np.uint8).reshape(rows, 4, len(raw) // (4 * max(1, rows)))
+    return np.ascontiguousarray(numbers.transpose(0, 2, 1)).view(kind)[..., 0]
 
 
 def pack_json(value: Any) -> bytes:
     """Any JSON value as zstd of its UTF-8 text."""
-    return _compress(orjson.dumps(value))
+    return compress(orjson.dumps(value))
 
 
 def unpack_json(blob: bytes) -> Any:
     """Inverse of `pack_json`."""
-    return orjson.loads(_decompress(blob))
+    return orjson.loads(decompress(blob))
 
 
 def json_text(value: Any) -> str:

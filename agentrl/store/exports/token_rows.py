@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 from sqlalchemy import Connection, select
 
-from agentrl.domain.schemas import FACTS, TokenFacts, TrajectoryTokens
+from agentrl.domain.schemas import FACTS, MASKED_FACTS, TokenFacts, TrajectoryTokens
 from agentrl.errors import RequestError
-from agentrl.store.exports import loss_reasons
+from agentrl.store.exports import likeliest_tokens, loss_reasons
 from agentrl.store.exports.columns import Row
 from agentrl.store.exports.step_batches import by_step
 from agentrl.store.tables import steps, trajectories
@@ -45,18 +45,23 @@ def read(conn: Connection, run_id: str, ids: Sequence[str]) -> list[Row]:
     if not heads:
         return []
     facts = token_facts.of_trajectories(conn, {head.id: head.lease_step_id for head in heads if head.lease_step_id})
+    likeliest = likeliest_tokens.of_trajectories(conn, [head.id for head in heads])
     rows = []
     for part in by_step(conn, run_id, heads):
         reasons = loss_reasons.of_trajectories(conn, part)
         for head, tokens in zip(part.heads, part.load(conn), strict=True):
-            rows.append(_row(head, tokens, part.ages, facts.get(head.id)) | {"loss_reasons": reasons[head.id]})
+            beside = {"loss_reasons": reasons[head.id], "top_logprobs": likeliest.get(head.id)}
+            rows.append(_row(head, tokens, part.ages, facts.get(head.id)) | beside)
     return sorted(rows, key=lambda row: str(row["trajectory_id"]))
 
 
 def _row(head: Any, tokens: TrajectoryTokens, ages: Mapping[int, int], facts: TokenFacts | None) -> Row:
     known = np.full((len(FACTS), len(tokens.input_ids)), np.nan, np.float32)
     if facts is not None:
-        known[:, tokens.loss_mask] = facts
+        known[:, tokens.loss_mask] = facts.trained
+        if facts.masked.size:  # older versions recorded none
+            for name, values in zip(MASKED_FACTS, facts.masked, strict=True):
+                known[FACTS.index(name), tokens.masked_outputs] = values
     of_step = ages if head.lease_step_id else {}
     return {
         "trajectory_id": head.id,

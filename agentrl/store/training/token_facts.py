@@ -1,4 +1,4 @@
-"""Facts of trained tokens: written by the trainer with its step, read with the trajectory's tokens."""
+"""Facts of tokens: written by the trainer with its step, read with the trajectory's tokens."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from sqlalchemy import Connection, delete, insert, select
 
-from agentrl.domain.schemas import FACTS, TokenFacts
+from agentrl.domain.schemas import FACTS, MASKED_FACTS, TokenFacts
 from agentrl.store.db import codec
 from agentrl.store.tables import token_facts
 from agentrl.store.training.trainer_epochs import check_epoch
@@ -22,10 +22,10 @@ def record(conn: Connection, run_id: str, epoch: int, step_id: str, facts: Mappi
         {
             "step_id": step_id,
             "trajectory_id": name,
-            "tokens": table.shape[1],
-            "data": codec.pack_table(table),
+            "tokens": one.trained.shape[1],
+            "data": codec.pack_tables(one.trained, one.masked),
         }
-        for name, table in facts.items()
+        for name, one in facts.items()
     ]
     if rows:
         conn.execute(insert(token_facts), rows)
@@ -39,7 +39,7 @@ def of_trajectories(conn: Connection, keys: Mapping[str, str]) -> dict[str, Toke
         select(token_facts).where(token_facts.c.trajectory_id.in_(keys), token_facts.c.step_id.in_(set(keys.values())))
     )
     return {
-        row.trajectory_id: codec.unpack_table(row.data, len(FACTS))
+        row.trajectory_id: TokenFacts(*codec.unpack_tables(row.data, (len(FACTS), row.tokens), len(MASKED_FACTS)))
         for row in rows
         if keys[row.trajectory_id] == row.step_id
     }

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import orjson
 import pytest
-from history import History
+from history import History, made_up_facts
 from sqlalchemy import select, update
 from typer.testing import CliRunner
 
@@ -39,12 +39,10 @@ HOSTILE = (
 
 @pytest.fixture
 def history(db: Database) -> History:
-    made = History(db, seed=1)
+    made = History(db, seed=1, likeliest=2)
     made.train(1)
     batch = made.batches[1]
-    rng = np.random.default_rng(0)
-    facts = {t.trajectory_id: rng.random((len(FACTS), int(t.loss_mask.sum())), np.float32) for t in batch.trajectories}
-    db.transact(token_facts.record, made.run_id, made.epoch, batch.step_id, facts)
+    db.transact(token_facts.record, made.run_id, made.epoch, batch.step_id, made_up_facts(batch))
     with db.write() as conn:
         calls = select(interactions.c.id).where(interactions.c.run_id == made.run_id)
         messages = [{"role": HOSTILE, "content": HOSTILE, "reasoning_content": HOSTILE}]
@@ -80,6 +78,9 @@ def test_the_page_has_every_token_with_its_facts(history: History) -> None:
         found = [np.nan if one is None else one for one in path["entropy"]]
         np.testing.assert_allclose(found, row["entropy"], rtol=1e-6)
         assert {data["texts"][str(one)] for one in path["input_ids"]} == {f"t{one}" for one in path["input_ids"]}
+        sampled = [one for one, turn in zip(path["input_ids"], path["turn_ids"], strict=True) if turn >= 0]
+        assert [ids for call in path["likeliest"] for ids in call["ids"]] == [[one, one + 1] for one in sampled]
+        assert {data["texts"][str(one + 1)] for one in sampled} == {f"t{one + 1}" for one in sampled}
 
 
 def test_what_others_wrote_is_text(history: History) -> None:
@@ -135,6 +136,7 @@ def test_a_browser_shows_the_tokens_and_runs_nothing_of_what_others_wrote(
     shown = re.findall(r'<span class="token [^"]*" data-i="(\d+)">', dom)
     assert len(shown) == len(rows[0]["input_ids"])
     assert dom.count("<option") == len(rows) + 6 + len(FACTS)
+    assert len(re.findall(r"<dt>likeliest \d</dt>", dom)) == 2  # of the first sampled token, which is chosen
     assert 'class="k' in dom  # the legend of the reasons
 
 

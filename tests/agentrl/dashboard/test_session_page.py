@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
-from history import History
+from history import History, made_up_facts
 from sqlalchemy import select, update
 
-from agentrl.domain.schemas import FACTS
 from agentrl.store import Database
 from agentrl.store.db import codec
 from agentrl.store.tables import interaction_data, interactions
@@ -27,9 +25,7 @@ def history(db: Database) -> History:
     made = History(db, seed=4)
     made.train(1)
     batch = made.batches[1]
-    rng = np.random.default_rng(0)
-    facts = {t.trajectory_id: rng.random((len(FACTS), int(t.loss_mask.sum())), np.float32) for t in batch.trajectories}
-    db.transact(token_facts.record, made.run_id, made.epoch, batch.step_id, facts)
+    db.transact(token_facts.record, made.run_id, made.epoch, batch.step_id, made_up_facts(batch))
     return made
 
 
@@ -91,7 +87,7 @@ def test_the_token_view_gets_the_facts_of_one_trajectory(history: History) -> No
     found = page.client.get(f"/ui/sessions/{chosen.session_id}/tokens.json?trajectory={chosen.trajectory_id}").json()
     (path,) = found["paths"]
     assert path["input_ids"] == chosen.input_ids.tolist()
-    assert sum(one is not None for one in path["entropy"]) == int(chosen.loss_mask.sum())
+    assert sum(one is not None for one in path["entropy"]) == int((chosen.loss_mask | chosen.masked_outputs).sum())
 
 
 def test_what_is_not_there_is_not_found(history: History) -> None:

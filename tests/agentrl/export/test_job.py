@@ -42,7 +42,7 @@ def db(databases, request):
 def history(db, tiny_model) -> History:
     """Two trained steps, one leased, a stale group, ready, rejected and evaluated ones; another run beside it."""
     History(db, name="other", seed=9).train(1)
-    made = History(db, seed=1, base_model=str(tiny_model))
+    made = History(db, seed=1, base_model=str(tiny_model), likeliest=3)
     made.train(2)
     made.group(versions=[0, 1, 2])
     made.group(versions=[0])  # too old for step 3: its group becomes stale when that is leased
@@ -148,6 +148,18 @@ def test_tokens_say_why_they_are_in_the_loss_or_not(history, tmp_path, format_) 
         assert sampled == [reason not in ("prompt", "message", "tool", "not sampled") for reason in reasons]
         if row["state"] in ("stale", "rejected"):
             assert not any(would_train)
+
+
+@pytest.mark.parametrize("format_", ["jsonl", "parquet"])
+@pytest.mark.usefixtures("small_pages")
+def test_tokens_have_the_likeliest_ones_beside_them(history, tmp_path, format_) -> None:
+    for row in read(run_job(history, tmp_path, format_, "tokens").path):
+        calls = row["top_logprobs"] if format_ == "jsonl" else orjson.loads(row["top_logprobs"])
+        places = [call["start"] + i for call in calls for i in range(len(call["ids"]))]
+        assert places == [i for i, turn in enumerate(row["turn_ids"]) if turn >= 0]
+        likeliest = [ids for call in calls for ids in call["ids"]]
+        assert likeliest == [[row["input_ids"][i] + k for k in range(3)] for i in places]
+        assert {tuple(one) for call in calls for one in call["logprobs"]} == {(-0.5, -1.5, -2.5)}
 
 
 def test_the_loss_mask_says_what_a_step_takes_and_else_what_could_be_trained(history, tmp_path) -> None:

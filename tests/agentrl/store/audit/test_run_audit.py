@@ -9,17 +9,17 @@ import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
 
-import numpy as np
 import pytest
 import yaml
 from databases import Databases
+from history import made_up_facts
 from play import begin, begin_call, call, finish, group, open_group, outcome, take
 from run_records import create_run
 from sqlalchemy import make_url, text
 from typer.testing import CliRunner
 
 from agentrl.cli.main import app
-from agentrl.domain.schemas import FACTS, InteractionStatus, SessionStatus
+from agentrl.domain.schemas import InteractionStatus, SessionStatus
 from agentrl.store import Database, runs
 from agentrl.store.audit import run_audit
 from agentrl.store.calls import call_outcomes, call_traces, running_calls
@@ -71,10 +71,7 @@ class Healthy:
         finish(db, self.run, epoch, batch)
         self.first_step, self.step = anchor, batch.step_id
         self.trajectory = batch.trajectories[-1].trajectory_id
-        facts = {
-            t.trajectory_id: np.zeros((len(FACTS), int(t.loss_mask.sum())), np.float32) for t in batch.trajectories
-        }
-        db.transact(token_facts.record, self.run, epoch, self.step, facts)
+        db.transact(token_facts.record, self.run, epoch, self.step, made_up_facts(batch))
         self._lease(epoch)
         self._fork()
         self._open_group()

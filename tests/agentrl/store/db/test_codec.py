@@ -17,14 +17,19 @@ def test_logprobs_survive_packing_bit_for_bit(logprobs):
     assert codec.unpack_logprobs(codec.pack_logprobs(logprobs)).tolist() == logprobs
 
 
-@given(st.integers(1, 9), st.integers(0, 40), st.data())
-def test_tables_survive_packing_bit_for_bit(rows, columns, data):
-    numbers = st.floats(width=32)
-    table = np.array([[data.draw(numbers) for _ in range(columns)] for _ in range(rows)], np.float32)
-    table = table.reshape(rows, columns)
-    found = codec.unpack_table(codec.pack_table(table), rows)
-    assert found.shape == table.shape
-    assert found.tobytes() == table.tobytes()
+@st.composite
+def some_tables(draw):
+    rows, columns = draw(st.integers(1, 9)), draw(st.integers(0, 40))
+    numbers = draw(st.lists(st.floats(width=32), min_size=rows * columns, max_size=rows * columns))
+    return np.array(numbers, np.float32).reshape(rows, columns)
+
+
+@given(some_tables(), some_tables())
+def test_tables_survive_packing_bit_for_bit(first, second):
+    found = codec.unpack_tables(codec.pack_tables(first, second), first.shape, len(second))
+    for table, unpacked in zip((first, second), found, strict=True):
+        assert unpacked.shape == table.shape
+        assert unpacked.tobytes() == table.tobytes()
 
 
 @given(
