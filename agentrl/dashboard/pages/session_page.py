@@ -30,6 +30,7 @@ def read(conn: Connection, run_id: str, params: Mapping[str, str], query: Query)
     tree = session_contents.tree(made)
     calls: list[Call] = [one["call"] for one in tree]
     first = min(query.integer("from") or 0, max(0, len(calls) - 1))
+    shown = calls[first : first + MOST_CALLS]
     beside = query.text("beside")
     return {
         **found,
@@ -37,9 +38,7 @@ def read(conn: Connection, run_id: str, params: Mapping[str, str], query: Query)
         "tabs": TABS,
         "tree": tree,
         "forks": session_contents.forks_of(made),
-        "turns": session_contents.turns(made.session, calls[first : first + MOST_CALLS])
-        if tab == "conversation"
-        else [],
+        "turns": session_contents.turns(made.session, shown) if tab == "conversation" else [],
         "first": first,
         "next": first + MOST_CALLS if first + MOST_CALLS < len(calls) else None,
         "beside": _beside(conn, run_id, beside) if beside else None,
