@@ -83,6 +83,7 @@ def add(rows: Rows, group_id: str, index: int, episode: Episode) -> list[Path]:
             "seq": len(recorded),
             "is_eval": episode.label is not None,
             "built": not (is_open or is_closing),
+            "trajectories": None if is_open or is_closing or episode.label is not None else 0,
             "metadata": "{}" if episode.label is None else codec.json_text(episode.label.metadata),
             "error": rows.rng.choice(SESSION_ERRORS) if episode.status == "failed" else None,
             "answer": f"the answer is {rows.rng.randrange(1000)}" if episode.status == "completed" else None,
@@ -102,6 +103,7 @@ def add(rows: Rows, group_id: str, index: int, episode: Episode) -> list[Path]:
         _rewards(rows, session_id, episode, ended_at)
     if episode.status != "completed" or episode.label is not None:
         return []
+    rows.tables["sessions"][-1]["trajectories"] = len(episode.template.paths)
     return [_path(rows, group_id, session_id, episode, calls, path, ended_at) for path in episode.template.paths]
 
 
