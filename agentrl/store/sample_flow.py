@@ -14,14 +14,14 @@ with the samples that never train, and with the steps.
 
 from __future__ import annotations
 
-from sqlalchemy import Connection, func, literal_column, select
+from sqlalchemy import ColumnElement, Connection, Integer, func, literal_column, select
 
 from agentrl.domain.schemas import Json, StepState, TrajectoryState
 from agentrl.store.tables import sessions, steps, trajectories
 
 WAITING = (TrajectoryState.READY, TrajectoryState.LEASED)
 TRAINED = (StepState.TRAINED, StepState.PUBLISHED)
-NONE = literal_column("0")
+NONE: ColumnElement[int] = literal_column("0", Integer)
 """Not a parameter: then SQLite reads the index `ix_sessions_bare` alone."""
 
 
