@@ -101,19 +101,37 @@ def calls(conn: Connection, run_id: str, window_s: float) -> Json:
             c.options,
         ).where(c.id >= codec.first_id(since), c.run_id == run_id, c.created_at >= since)
     ).all()
-    done = [row for row in rows if row.status == "complete" and row.finished_at is not None]
-    whole = sorted(row.finished_at - row.created_at for row in done)
-    first = sorted(row.first_token_at - row.created_at for row in done if row.first_token_at is not None)
+    statuses: Counter[str] = Counter()
+    forks: Counter[str] = Counter()
+    prompt = cached = output = retries = bridges = 0
+    whole: list[float] = []
+    first: list[float] = []
+    for status, fork, bridged, n_prompt, n_cached, n_output, created_at, first_at, finished_at, options in rows:
+        statuses[status] += 1
+        bridges += bool(bridged)
+        if fork is not None:
+            forks[fork] += 1
+        if options and options.get("retry"):
+            retries += 1
+        if status == "complete" and finished_at is not None:
+            prompt += n_prompt
+            cached += n_cached or 0
+            output += n_output
+            whole.append(finished_at - created_at)
+            if first_at is not None:
+                first.append(first_at - created_at)
+    whole.sort()
+    first.sort()
     return {
         "window_s": window_s,
         "per_s": len(rows) / window_s,
-        "prompt_tokens_per_s": sum(row.prompt_tokens for row in done) / window_s,
-        "cached_tokens_per_s": sum(row.cached_tokens or 0 for row in done) / window_s,
-        "output_tokens_per_s": sum(row.output_tokens for row in done) / window_s,
-        "by_status": dict(Counter(row.status for row in rows)),
-        "forks": dict(Counter(row.fork_reason for row in rows if row.fork_reason is not None)),
-        "retries": sum(bool((row.options or {}).get("retry")) for row in rows),  # retries that had to be sampled again
-        "bridged": sum(bool(row.bridged) for row in rows),
+        "prompt_tokens_per_s": prompt / window_s,
+        "cached_tokens_per_s": cached / window_s,
+        "output_tokens_per_s": output / window_s,
+        "by_status": dict(statuses),
+        "forks": dict(forks),
+        "retries": retries,  # retries that had to be sampled again
+        "bridged": bridges,
         "latency_s": {"p50": percentile(whole, 0.5), "p95": percentile(whole, 0.95)},
         "first_token_s": {"p50": percentile(first, 0.5), "p95": percentile(first, 0.95)},
     }

@@ -55,7 +55,7 @@ def episodes(conn: Connection, run_id: str, *, version: int | None = None, since
     if version is not None:
         rows = [row for row in rows if (label := Label.of(row.metadata)) is not None and label.version == version]
     facts = returns.applied(conn, select(sessions.c.id).where(*of_run))
-    answered, unanswered = _calls(conn, of_run, ANSWERED), _calls(conn, of_run, UNANSWERED)
+    answered, unanswered = _failed_with(conn, of_run, ANSWERED), _failed_with(conn, of_run, UNANSWERED)
     spans = conn.execute(
         select(sessions.c.group_id, func.min(interactions.c.min_version), func.max(interactions.c.max_version))
         .join(interactions, interactions.c.session_id == sessions.c.id)
@@ -74,11 +74,13 @@ def episodes(conn: Connection, run_id: str, *, version: int | None = None, since
     return found
 
 
-def _calls(conn: Connection, of_run: tuple[ColumnElement[bool], ...], statuses: Sequence[str]) -> set[str]:
-    """The groups with a call in one of these statuses, calls of sub-agents included."""
+def _failed_with(conn: Connection, of_run: tuple[ColumnElement[bool], ...], statuses: Sequence[str]) -> set[str]:
+    """The groups of failed sessions with a call in one of these statuses, calls of sub-agents included."""
+    failed = select(sessions.c.group_id).where(*of_run, sessions.c.status == SessionStatus.FAILED).correlate(None)
     of_session = interactions.c.session_id == sessions.c.id
     query = select(sessions.c.group_id).distinct().join(interactions, of_session)
-    return set(conn.execute(query.where(*of_run, interactions.c.status.in_(statuses))).scalars())
+    of_groups = (sessions.c.group_id.in_(failed), interactions.c.status.in_(statuses))
+    return set(conn.execute(query.where(*of_groups)).scalars())
 
 
 def of_run(conn: Connection, run_id: str, since: float = 0.0) -> list[Evaluation]:

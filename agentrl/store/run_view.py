@@ -4,16 +4,20 @@ from __future__ import annotations
 
 from typing import Any
 
-from sqlalchemy import Connection, Row, text
+from sqlalchemy import Connection, Row, Text, cast, select, text
 
-from agentrl.domain.schemas import Json
+from agentrl.domain.schemas import Json, StepState
 from agentrl.environment import masked
 from agentrl.errors import RequestError
 from agentrl.store import events, runs
-from agentrl.store.training import steps
+from agentrl.store.db import codec
+from agentrl.store.tables import steps
 
 NOT_SHOWN = frozenset({"key_hash", "worker_asked_at", "outside_asked_at", "outside_had_last", "engines_gone"})
 """Columns that only the proxy uses."""
+PLAIN = [column for column in steps.c if column is not steps.c.metrics]
+METRICS = cast(steps.c.metrics, Text).label("metrics")
+"""Read as text: SQLAlchemy's decoder of JSON would take most of the time of a page of steps."""
 
 
 def of_run(conn: Connection, run_id: str) -> Json:
@@ -33,8 +37,17 @@ def of_every_run(conn: Connection) -> list[Json]:
 
 
 def of_steps(conn: Connection, run_id: str, after: int) -> list[Json]:
-    """The run's optimizer steps after step `after`."""
-    return [dict(row._mapping) for row in steps.of_run(conn, run_id, after)]
+    """The run's optimizer steps after step `after`, without those that were rolled back."""
+    found = conn.execute(
+        select(*PLAIN, METRICS)
+        .where(steps.c.run_id == run_id, steps.c.state != StepState.ROLLED_BACK, steps.c.step > after)
+        .order_by(steps.c.step)
+    )
+    names = tuple(found.keys())[:-1]
+    return [
+        {**dict(zip(names, row, strict=True)), "metrics": codec.read_json_text(metrics)}
+        for *row, metrics in found.all()
+    ]
 
 
 def of_step_lineage(conn: Connection, run_id: str, step: int) -> list[Json]:

@@ -203,6 +203,7 @@ sessions = Table(
     Column("seq", Integer, nullable=False, default=0),  # grows with every committed change of the session's tree
     Column("is_eval", Boolean, nullable=False),
     Column("built", Boolean, nullable=False, default=False),  # its trajectories exist, or it has none
+    Column("trajectories", Integer),  # how many it has; null until it is built, and for an evaluation
     Column("metadata", JSON, nullable=False),
     Column("error", Text),
     Column("answer", String(500)),  # what the episode answered (domain/answer_text.py); null: nothing
@@ -232,6 +233,14 @@ Index(
     sessions.c.id,
     sqlite_where=sessions.c.is_eval.is_(True),
     postgresql_where=sessions.c.is_eval.is_(True),
+)
+Index(  # ended sessions without trajectories, by their status; few
+    "ix_sessions_bare",
+    sessions.c.run_id,
+    sessions.c.status,
+    sessions.c.id,
+    sqlite_where=sessions.c.trajectories == 0,
+    postgresql_where=sessions.c.trajectories == 0,
 )
 Index(
     "ix_sessions_children",
@@ -376,10 +385,14 @@ trajectories = Table(
     _one_of("state", "ready", "leased", "trained", "stale", "rejected"),
 )
 
+# Holds all that `sample_flow` reads, and pages of one state and reason, newest first.
 Index(
     "ix_trajectories_untrained",
     trajectories.c.run_id,
     trajectories.c.state,
+    trajectories.c.reason,
+    trajectories.c.id,
+    trajectories.c.trainable_tokens,
     sqlite_where=trajectories.c.state != "trained",
     postgresql_where=trajectories.c.state != "trained",
 )

@@ -8,7 +8,8 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
-from sqlalchemy import Connection, text
+from sqlalchemy import Connection, Table, text
+from sqlalchemy.sql.schema import ScalarElementColumnDefault
 
 from agentrl.store import Database, runs
 from agentrl.store.db import bulk, codec
@@ -65,21 +66,27 @@ def fill(database: Database, n: int, *, prompt_tokens: int = 512, output_tokens:
     for rows in maker.chunks():
         with database.write() as conn:
             for table in TABLES:
-                bulk.run(conn, INSERTS[table.name], rows[table.name])
+                _insert(conn, table, rows[table.name])
     with database.engine.connect().execution_options(isolation_level="AUTOCOMMIT") as conn:
         conn.execute(text("ANALYZE" if database.is_sqlite else "VACUUM ANALYZE"))
     return run_id
 
 
-INSERTS = {table.name: bulk.insert(table) for table in (*TABLES, steps, weight_versions)}
+def _insert(conn: Connection, table: Table, rows: list[dict[str, Any]]) -> None:
+    """Insert rows of equal keys; other columns get their defaults."""
+    if not rows:
+        return
+    defaults = {c.name: c.default.arg for c in table.columns if isinstance(c.default, ScalarElementColumnDefault)}
+    statement = bulk.insert(table, *(defaults | rows[0]))
+    bulk.run(conn, statement, [defaults | row for row in rows])
 
 
 def _past_steps(conn: Connection, run_id: str, n_steps: int) -> list[str]:
     now = time.time()
     ids = [codec.new_id() for _ in range(n_steps)]
-    bulk.run(
+    _insert(
         conn,
-        INSERTS["weight_versions"],
+        weight_versions,
         [
             {
                 "run_id": run_id,
@@ -95,9 +102,9 @@ def _past_steps(conn: Connection, run_id: str, n_steps: int) -> list[str]:
             for i in range(1, n_steps + 1)
         ],
     )
-    bulk.run(
+    _insert(
         conn,
-        INSERTS["steps"],
+        steps,
         [
             {
                 "id": ids[i],
@@ -214,6 +221,7 @@ class _Maker:
                 "seq": 1,
                 "is_eval": False,
                 "built": True,
+                "trajectories": 1,
                 "metadata": "{}",
                 "error": None,
                 "parent_session_id": None,

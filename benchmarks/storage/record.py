@@ -134,6 +134,8 @@ class _Raw:
             "engine_url": call.outcome.engine_url,
             "first_token_at": now,
             "finished_at": now,
+            "kv_mixed": False,
+            "textless_key": None,
         }
 
     def write(self, rows: list[Any]) -> None:

@@ -6,12 +6,12 @@ import time
 from collections.abc import Mapping
 from dataclasses import asdict
 
-from agentrl.dashboard import run_advice
+from agentrl.dashboard import run_advice, run_memory
 from agentrl.dashboard.page_rendering import query as address
 from agentrl.dashboard.page_request import Query
 from agentrl.dashboard.pictures import sankey, swimlanes
 from agentrl.domain.schemas import Json
-from agentrl.store import Connection, engine_claims, evaluation_episodes, events, runs, sample_flow
+from agentrl.store import Connection, engine_claims, events, sample_flow
 from agentrl.store.views import open_episodes, recent_faults, run_cards, step_series
 
 STEPS = 500
@@ -26,7 +26,7 @@ def read(conn: Connection, run_id: str, params: Mapping[str, str], query: Query)
     n_open, lanes = open_episodes.of_run(conn, run_id)
     engines = engine_claims.of_run(conn, run_id)
     series = step_series.of_run(conn, run_id, newest=STEPS)
-    evaluations = [one.as_json() for one in evaluation_episodes.newest(conn, runs.get(conn, run_id))]
+    evaluations = run_memory.evaluations(conn, run_id)
     notes = run_advice.of_run(run, recent_faults.of_run(conn, run_id), engines, flow, series, evaluations)
     here = f"/ui/runs/{run['name']}"
     return {

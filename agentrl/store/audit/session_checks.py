@@ -90,6 +90,9 @@ def check_session(rows: GroupRows, session: Row[Any]) -> Iterator[str]:
     seqs = [call.seq for call in rows.calls_of(session.id) if call.seq is not None]
     if seqs != list(range(1, session.seq + 1)):
         yield f"{name}: its seq is {session.seq}, its calls have {seqs}"
-    has_paths = any(t.session_id == session.id for t in rows.trajectories.values())
-    if has_paths and not (session.built and session.status == SessionStatus.COMPLETED):
+    paths = sum(t.session_id == session.id for t in rows.trajectories.values())
+    counted = paths if session.built and not session.is_eval else None
+    if session.trajectories != counted:
+        yield f"{name}: its count of trajectories is {session.trajectories}, its rows say {counted}"
+    if paths and not (session.built and session.status == SessionStatus.COMPLETED):
         yield f"{name}: it has trajectories, but is {session.status}{'' if session.built else ' and not built'}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import random
 import threading
@@ -98,6 +99,14 @@ def unpack_json(blob: bytes) -> Any:
 def json_text(value: Any) -> str:
     """A small JSON value as text, for a JSON column that is written in bulk."""
     return orjson.dumps(value).decode()
+
+
+def read_json_text(text: str) -> Any:
+    """Inverse of `json_text`; also reads NaN and infinity, which Python's encoder writes."""
+    try:
+        return orjson.loads(text)
+    except orjson.JSONDecodeError:
+        return json.loads(text)
 
 
 def content_hash(body: bytes) -> str:

@@ -38,8 +38,8 @@ def path_to(node: str, parents: Mapping[str, str | None]) -> list[str]:
     return path[::-1]
 
 
-def build(conn: Connection, session: Row[Any], discount: float) -> None:
-    """Insert the trajectories of a session. The first of several paths that share an output owns it.
+def build(conn: Connection, session: Row[Any], discount: float) -> int:
+    """Insert the trajectories of a session; returns how many. The first of several paths that share an output owns it.
 
     A path is rejected at once when the session has no reward, when its agent rejected it, or when the path owns no
     trainable token.
@@ -55,7 +55,8 @@ def build(conn: Connection, session: Row[Any], discount: float) -> None:
     credited = returns.of_sessions(conn, [session.id], discount)[session.id]
     verdict = session_verdicts.of_sessions(conn, [session.id])[session.id]
     owned_already: set[str] = set()
-    for path in paths({row.id: row.parent_id for row in calls.values()}):
+    found = paths({row.id: row.parent_id for row in calls.values()})
+    for path in found:
         owned = [calls[i] for i in path if i not in owned_already]
         owned_already.update(path)
         trajectory_id, leaf = new_id(), calls[path[-1]]
@@ -86,6 +87,7 @@ def build(conn: Connection, session: Row[Any], discount: float) -> None:
                 for i, call_id in enumerate(path)
             ],
         )
+    return len(found)
 
 
 def refresh(conn: Connection, session_id: str, discount: float) -> None:

@@ -2,56 +2,65 @@
 
 from __future__ import annotations
 
-from sqlalchemy import Connection, exists, select
+from typing import Any
 
-from agentrl.domain.schemas import Json
-from agentrl.store.sample_flow import WAITING
-from agentrl.store.tables import sessions, step_trajectories, steps, trajectories
+from sqlalchemy import Connection, Select, select
+
+from agentrl.domain.schemas import Json, TrajectoryState
+from agentrl.store import sample_flow
+from agentrl.store.tables import sessions, steps, trajectories
 
 PAGE = 50
 BANDS = ("trained", "waiting", "stale", "rejected", "open", "without calls")
+LAST = "g"
+"""Sorts after every id."""
 
 
 def of_band(conn: Connection, run_id: str, band: str, reason: str | None, before: str | None = None) -> list[Json]:
     """PAGE samples of a band and reason: those older than the sample with the id `before`, if given."""
     if band in ("open", "without calls"):
-        return _sessions(conn, run_id, band, reason, before)
-    states = WAITING if band == "waiting" else (band,)
+        queries = [_sessions(run_id, band, reason)]
+    else:
+        states = sample_flow.WAITING if band == "waiting" else (TrajectoryState(band),)
+        queries = [
+            _trajectories(run_id, state, reason) for state in states
+        ]  # one each: each reads one part of an index
+    found = [row for query in queries for row in conn.execute(_page(query, before))]
+    return [dict(row._mapping) for row in sorted(found, key=lambda row: str(row.id), reverse=True)[:PAGE]]
+
+
+def _page(query: Select[Any], before: str | None) -> Select[Any]:
+    by = query.selected_columns.id
+    return query.where(by < (before or LAST)).order_by(by.desc()).limit(PAGE)
+
+
+def _trajectories(run_id: str, state: str, reason: str | None) -> Select[Any]:
     t = trajectories.c
     query = (
         select(
             t.id, t.session_id, t.group_id, t.state, t.reason, t.tokens, t.trainable_tokens, t.min_version,
             t.max_version, t["return"].label("return_"), t.created_at, steps.c.step,
         )
-        .outerjoin(step_trajectories, step_trajectories.c.trajectory_id == t.id)
-        .outerjoin(steps, (steps.c.id == step_trajectories.c.step_id) & (steps.c.state != "rolled_back"))
-        .where(t.run_id == run_id, t.state.in_(states))
-        .order_by(t.id.desc())
-        .limit(PAGE)
+        .outerjoin(steps, (steps.c.id == t.lease_step_id) & (steps.c.state != "rolled_back"))
+        .where(t.run_id == run_id, t.state == state)
     )  # fmt: skip
-    if reason is not None:
-        query = query.where(t.reason == reason)
-    if before is not None:
-        query = query.where(t.id < before)
-    return [dict(row._mapping) for row in conn.execute(query)]
+    if state != TrajectoryState.TRAINED:
+        query = query.where(t.state != TrajectoryState.TRAINED)  # lets SQLite use `ix_trajectories_untrained`
+    return query if reason is None else query.where(t.reason == reason)
 
 
-def _sessions(conn: Connection, run_id: str, band: str, status: str | None, before: str | None) -> list[Json]:
+def _sessions(run_id: str, band: str, status: str | None) -> Select[Any]:
     s = sessions.c
-    query = (
-        select(
-            s.id.label("session_id"), s.id, s.group_id, s.status.label("state"), s.error.label("reason"), s.created_at
-        )
-        .where(s.run_id == run_id, s.is_eval.is_(False))
-        .order_by(s.id.desc())
-        .limit(PAGE)
-    )
+    query = select(
+        s.id,
+        s.id.label("session_id"),
+        s.group_id,
+        s.status.label("state"),
+        s.error.label("reason"),
+        s.created_at,
+    ).where(s.run_id == run_id)
     if band == "open":
-        query = query.where(s.built.is_(False))
+        query = query.where(s.is_eval.is_(False), s.built.is_(False))
     else:
-        query = query.where(s.built.is_(True), ~exists().where(trajectories.c.session_id == s.id))
-    if status is not None:
-        query = query.where(s.status == status)
-    if before is not None:
-        query = query.where(s.id < before)
-    return [dict(row._mapping) for row in conn.execute(query)]
+        query = query.where(s.trajectories == sample_flow.NONE)
+    return query if status is None else query.where(s.status == status)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 from history import LIMITS, History
-from sqlalchemy import func, select
+from sqlalchemy import func, select, update
 
 from agentrl.domain.schemas import SessionStatus
 from agentrl.store import Database, sample_flow
 from agentrl.store.db import codec
 from agentrl.store.sessions import group_starts
 from agentrl.store.sessions.ends import sealing
-from agentrl.store.tables import sessions, trajectories
+from agentrl.store.tables import sessions, steps, trajectories
 
 
 @pytest.fixture
@@ -60,6 +60,13 @@ def test_trained_samples_are_those_of_the_steps(history: History) -> None:
     found = history.db.query(sample_flow.of_run, history.run_id)
     (trained,) = (band for band in found["bands"] if band["band"] == "trained")
     assert trained["samples"] == sum(len(batch.trajectories) for batch in history.batches.values())
+
+
+def test_steps_without_all_totals_are_counted_by_their_trajectories(history: History) -> None:
+    found = history.db.query(sample_flow.of_run, history.run_id)
+    with history.db.write() as conn:
+        conn.execute(update(steps).values(batch_digest=None, wasted_tokens=0, tokens_trained=0))
+    assert history.db.query(sample_flow.of_run, history.run_id) == found
 
 
 def test_a_run_without_sessions_has_no_bands(db: Database) -> None:

@@ -72,14 +72,15 @@ def _build(conn: Connection, row: Row[Any], tree: Family, limits: Limits, *, par
         lock_group(conn, row.group_id)
     roles.reassign(conn, session_id)
     is_below_gone = any(member.status in GONE for member in tree.above(session_id))
+    built = None if row.is_eval else 0
     if not row.is_eval and status == SessionStatus.COMPLETED and not is_below_gone:
         rewarded = returns.of_sessions(conn, [session_id], limits.turn_discount)[session_id].rewarded
         if not rewarded and now < row.ended_at + limits.reward_timeout_s:
             check_at(conn, session_id, row.ended_at + limits.reward_timeout_s)
             return False
         deliveries.demote_undelivered(conn, session_id)
-        trajectories.build(conn, row, limits.turn_discount)
-    conn.execute(update(sessions).where(sessions.c.id == session_id).values(built=True))
+        built = trajectories.build(conn, row, limits.turn_discount)
+    conn.execute(update(sessions).where(sessions.c.id == session_id).values(built=True, trajectories=built))
     return True
 
 

@@ -46,3 +46,9 @@ def test_ids_are_unique_fixed_length_and_sorted():
     ids = [codec.new_id() for _ in range(1000)]
     assert sorted(set(ids)) == ids
     assert {len(i) for i in ids} == {32}
+
+
+def test_json_text_is_read_as_it_was_written() -> None:
+    value = {"reward/mean": 0.5, "names": ["a", None, True], "n": -3}
+    assert codec.read_json_text(codec.json_text(value)) == value
+    assert codec.read_json_text('{"a": Infinity}') == {"a": float("inf")}
