@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from agentrl.diagnosis.report import Decode
 from agentrl.domain.schemas import FACTS, Json
@@ -22,6 +27,13 @@ def of(trajectories: Iterable[Json], decode: Decode | None) -> Json:
         used.update(token for call in likeliest for token in call["ids"].ravel().tolist() if token != NO_TOKEN)
         about = {name: row[name] for name in ("trajectory_id", "state", "reason", "step")}
         spans = {"reasons": row["loss_reasons"], "likeliest": likeliest}
-        paths.append(about | spans | {name: row[name] for name in ARRAYS})
+        paths.append(about | spans | {"arrays": {name: _packed(row[name]) for name in ARRAYS}})
     texts = {str(one): visible(decode([one]), "\n") if decode else f"‹{one}› " for one in sorted(used)}
     return {"facts": FACTS, "texts": texts, "paths": paths}
+
+
+def _packed(values: NDArray[Any]) -> Json:
+    """An array as base64: half of the bytes of JSON, and no parser has to read its numbers."""
+    kind = np.float32 if values.dtype.kind == "f" else np.int32
+    raw = values.astype(np.dtype(kind).newbyteorder("<")).tobytes()
+    return {"type": kind.__name__, "base64": base64.b64encode(raw).decode()}

@@ -12,16 +12,24 @@
   const FACTS = ["loss reason", GAP, "logprobs", "versions", "ages", "turn_ids", ...data.facts];
   const CATEGORIES = new Set(["loss reason", "versions", "ages", "turn_ids", "clipped", "capped", "kept"]);
   const LABELS = { logprobs: "engine's logprob", logprob: "trainer's logprob", turn_ids: "call", ages: "age", versions: "version" };
+  // An array of the data: base64 of little-endian int32 or float32, in which NaN means that nothing was measured.
+  function array({ type, base64 }) {
+    let bytes;
+    if (Uint8Array.fromBase64) bytes = Uint8Array.fromBase64(base64);
+    else bytes = Uint8Array.from(atob(base64), (one) => one.charCodeAt(0));
+    return type === "int32" ? new Int32Array(bytes.buffer) : new Float32Array(bytes.buffer);
+  }
+  for (const one of data.paths) for (const [name, found] of Object.entries(one.arrays)) one[name] = array(found);
   let path, rows, rowOf, reasons, chosen = 0, scale;
   const drawn = new Map();  // line number -> its element
 
   const sampled = (i) => path.turn_ids[i] >= 0;
   function value(name, i) {
     if (name === "loss reason") return reasons[i];
-    if (name === GAP) return path.logprob[i] === null ? null : Math.abs(path.logprobs[i] - path.logprob[i]);
+    if (name === GAP) return Number.isNaN(path.logprob[i]) ? null : Math.abs(path.logprobs[i] - path.logprob[i]);
     if (name === "logprobs" || name === "versions" || name === "turn_ids") return sampled(i) ? path[name][i] : null;
     if (name === "ages") return path.ages[i] < 0 ? null : path.ages[i];
-    return path[name][i];
+    return Number.isNaN(path[name][i]) ? null : path[name][i];
   }
   const text = (i) => data.texts[path.input_ids[i]];
   const shown = (found) => found === null ? "–" : typeof found === "number" && !Number.isInteger(found) ? found.toPrecision(4) : String(found);
@@ -57,7 +65,7 @@
   }
 
   function recolour() {
-    const name = factMenu.value, found = path.input_ids.map((_, i) => value(name, i));
+    const name = factMenu.value, found = Array.from(path.input_ids, (_, i) => value(name, i));
     legend.replaceChildren();
     if (CATEGORIES.has(name)) {
       const kinds = [...new Set(found.filter((one) => one !== null))].sort((a, b) => (a > b) - (a < b));
@@ -123,6 +131,7 @@
   }
 
   function worst() {
+    if (CATEGORIES.has(factMenu.value)) { factMenu.value = GAP; recolour(); }  // categories have no largest
     const name = factMenu.value;
     let found = -1, most = -Infinity;
     path.input_ids.forEach((_, i) => {

@@ -29,6 +29,8 @@ from agentrl.store.exports import token_rows
 from agentrl.store.tables import interaction_data, interactions
 from agentrl.store.training import token_facts
 
+from .token_arrays import arrays_of
+
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 HOSTILE = (
     "</script><script>document.title='owned'</script>"
@@ -73,12 +75,13 @@ def test_the_page_has_every_token_with_its_facts(history: History) -> None:
     data = data_in(page)
     assert [path["trajectory_id"] for path in data["paths"]] == [row["trajectory_id"] for row in rows]
     for path, row in zip(data["paths"], rows, strict=True):
-        assert path["input_ids"] == row["input_ids"].tolist()
+        arrays = arrays_of(path)
+        ids = arrays["input_ids"].tolist()
+        for name, found in arrays.items():
+            np.testing.assert_array_equal(found, row[name])
         assert path["reasons"] == [list(span) for span in row["loss_reasons"]]
-        found = [np.nan if one is None else one for one in path["entropy"]]
-        np.testing.assert_allclose(found, row["entropy"], rtol=1e-6)
-        assert {data["texts"][str(one)] for one in path["input_ids"]} == {f"t{one}" for one in path["input_ids"]}
-        sampled = [one for one, turn in zip(path["input_ids"], path["turn_ids"], strict=True) if turn >= 0]
+        assert {data["texts"][str(one)] for one in ids} == {f"t{one}" for one in ids}
+        sampled = [one for one, turn in zip(ids, arrays["turn_ids"].tolist(), strict=True) if turn >= 0]
         assert [ids for call in path["likeliest"] for ids in call["ids"]] == [[one, one + 1] for one in sampled]
         assert {data["texts"][str(one + 1)] for one in sampled} == {f"t{one + 1}" for one in sampled}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 from history import History, made_up_facts
 from sqlalchemy import select, update
@@ -11,6 +12,7 @@ from agentrl.store.db import codec
 from agentrl.store.tables import interaction_data, interactions
 from agentrl.store.training import token_facts
 
+from .token_arrays import arrays_of
 from .visitor import Visitor
 
 TOOLS = [{"type": "function", "function": {"name": "calculator", "parameters": {}}}]
@@ -86,8 +88,9 @@ def test_the_token_view_gets_the_facts_of_one_trajectory(history: History) -> No
     chosen = history.batches[1].trajectories[0]
     found = page.client.get(f"/ui/sessions/{chosen.session_id}/tokens.json?trajectory={chosen.trajectory_id}").json()
     (path,) = found["paths"]
-    assert path["input_ids"] == chosen.input_ids.tolist()
-    assert sum(one is not None for one in path["entropy"]) == int((chosen.loss_mask | chosen.masked_outputs).sum())
+    arrays = arrays_of(path)
+    assert arrays["input_ids"].tolist() == chosen.input_ids.tolist()
+    assert (~np.isnan(arrays["entropy"])).tolist() == (chosen.loss_mask | chosen.masked_outputs).tolist()
 
 
 def test_what_is_not_there_is_not_found(history: History) -> None:
