@@ -9,17 +9,13 @@ from typing import Any
 from agentrl.dashboard.page_request import Query
 from agentrl.dashboard.pages import (
     engines_page,
-    evaluations_page,
     events_page,
     home_page,
     run_page,
     samples_page,
     series_data,
-    step_page,
-    steps_page,
-    task_page,
-    tasks_page,
 )
+from agentrl.dashboard.pages.results import evaluations_page, step_page, steps_page, task_page, tasks_page
 from agentrl.domain.schemas import Json
 from agentrl.store import Connection
 

@@ -54,7 +54,9 @@ def drawn(curves: Mapping[str, Sequence[Point]], label: str) -> Markup:
             at = x(banded[0].x)
             ends_of = {"y1": y(banded[0].low or 0.0), "y2": y(banded[0].high or 0.0)}
             out.append(element("line", x1=at, x2=at, **ends_of, class_=f"curve {kind}"))
-        out.append(element("polyline", points=" ".join(f"{x(p.x):.1f},{y(p.y):.1f}" for p in curve), class_=f"curve {kind}"))
+        out.append(
+            element("polyline", points=" ".join(f"{x(p.x):.1f},{y(p.y):.1f}" for p in curve), class_=f"curve {kind}")
+        )
         for p in curve:
             dot = element("circle", element("title", words(p.said)), cx=x(p.x), cy=y(p.y), r=3.0, class_=f"dot {kind}")
             out.append(dot if p.href is None else link(p.href, dot, title=p.said))

@@ -33,7 +33,7 @@ def _running(conn: Connection, run_id: str) -> dict[str | None, int]:
         .where(interactions.c.run_id == run_id, interactions.c.status == "running")
         .group_by(interactions.c.engine_url)
     )
-    return {url: n for url, n in rows}
+    return {row[0]: row[1] for row in rows}
 
 
 def _newest(conn: Connection, run_id: str) -> dict[str, Json]:

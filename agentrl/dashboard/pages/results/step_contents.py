@@ -91,6 +91,4 @@ def _over(paths: Sequence[Json], returns: Mapping[str, SessionReturns]) -> dict[
         credit = returns[path["session_id"]]
         groups.setdefault(path["group_id"], {})[credit.episode_id] = credit.episode_return
     means = {group_id: fmean(episodes.values()) for group_id, episodes in groups.items()}
-    return {
-        path["session_id"]: returns[path["session_id"]].episode_return - means[path["group_id"]] for path in paths
-    }
+    return {path["session_id"]: returns[path["session_id"]].episode_return - means[path["group_id"]] for path in paths}

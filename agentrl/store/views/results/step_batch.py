@@ -8,7 +8,7 @@ from sqlalchemy import Connection, Row, Select, func, select
 
 from agentrl.domain.schemas import Json, StepState
 from agentrl.store.tables import groups, step_trajectories, steps, tasks, trajectories
-from agentrl.store.views import group_episodes
+from agentrl.store.views.results import group_episodes
 
 MOST_GROUPS, MOST_PATHS, MOST_EARLIER = 256, 4096, 2048
 """Rows of one step that are read."""
@@ -18,7 +18,9 @@ def paths(conn: Connection, step: Row[Any]) -> list[Json]:
     """The trajectories that the step leased or trained, by group; the trained ones with their advantage."""
     t, of_step = trajectories.c, step_trajectories.c
     on = (of_step.trajectory_id == t.id) & (of_step.step_id == step.id)
-    rolled_back = step.state == StepState.ROLLED_BACK  # its trajectories are free again: only the trained ones are known
+    rolled_back = (
+        step.state == StepState.ROLLED_BACK
+    )  # its trajectories are free again: only the trained ones are known
     query = (
         select(
             t.id, t.session_id, t.group_id, t.state, t.reason, t.tokens, t.trainable_tokens, t.min_version,

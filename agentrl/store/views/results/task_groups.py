@@ -9,7 +9,7 @@ from sqlalchemy import Connection, Row, select
 
 from agentrl.domain.schemas import Json
 from agentrl.store.tables import groups, tasks
-from agentrl.store.views import group_episodes
+from agentrl.store.views.results import group_episodes
 
 PAGE = 30
 G = groups.c
@@ -29,9 +29,7 @@ def page(conn: Connection, task_id: str, before: int | None = None) -> list[Json
 
 def chosen(conn: Connection, task_id: str, group_ids: Sequence[str]) -> list[Json]:
     """These groups of the task, in the order given; the others are left out."""
-    found = {
-        one["id"]: one for one in _told(conn, select(*COLUMNS).where(G.task_id == task_id, G.id.in_(group_ids)))
-    }
+    found = {one["id"]: one for one in _told(conn, select(*COLUMNS).where(G.task_id == task_id, G.id.in_(group_ids)))}
     return [found[group_id] for group_id in group_ids if group_id in found]
 
 

@@ -29,9 +29,7 @@ class Change:
 
 def of(now: Sequence[Json], before: Sequence[Json]) -> list[Change]:
     """The changes, the largest loss first; episodes that cannot be compared come last."""
-    ours, theirs = (
-        {(row["setting"], row["index"], row["sample"]): row for row in rows} for rows in (now, before)
-    )
+    ours, theirs = ({(row["setting"], row["index"], row["sample"]): row for row in rows} for rows in (now, before))
     found = [
         Change(*key, (ours.get(key) or theirs[key])["source"], ours.get(key), theirs.get(key))
         for key in ours.keys() | theirs.keys()

@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from agentrl.dashboard.page_request import Query
 from agentrl.domain.schemas import Json
 from agentrl.store import Connection
-from agentrl.store.views import run_cards, step_rows
+from agentrl.store.views import run_cards
+from agentrl.store.views.results import step_rows
 
 
 def read(conn: Connection, run_id: str, params: Mapping[str, str], query: Query) -> Json:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from agentrl.dashboard import evaluation_changes
 from agentrl.dashboard.page_rendering import query as address
 from agentrl.dashboard.page_request import Query
+from agentrl.dashboard.pages.results import evaluation_changes
 from agentrl.dashboard.pictures import curves
 from agentrl.dashboard.pictures.curves import Point
 from agentrl.domain import evaluation
@@ -14,7 +14,8 @@ from agentrl.domain.evaluation import Evaluation
 from agentrl.domain.schemas import Json
 from agentrl.errors import bad_parameter
 from agentrl.store import Connection, evaluation_episodes
-from agentrl.store.views import evaluation_rows, run_cards
+from agentrl.store.views import run_cards
+from agentrl.store.views.results import evaluation_rows
 
 SHOWN, MOST_PICTURES = 200, 24
 
@@ -67,7 +68,10 @@ def _pictures(found: Sequence[Json], here: str) -> list[Json]:
     for one in found:
         href = address(here, {"version": one["version"]})
         for setting, figures in one["settings"].items():
-            for name, of in ((setting, figures), *((f"{setting}: {k}", v) for k, v in figures.get("sources", {}).items())):
+            for name, of in (
+                (setting, figures),
+                *((f"{setting}: {k}", v) for k, v in figures.get("sources", {}).items()),
+            ):
                 if of["reward"] is not None:
                     said = f"step {one['step']}: {evaluation.figure(of)}"
                     series.setdefault(name, []).append(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from agentrl.store.views.task_overview import OfGroup
+from agentrl.store.views.results.task_overview import OfGroup
 
 BUCKETS = 24
 MOST_SOURCES = 8

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from agentrl.dashboard import task_results
 from agentrl.dashboard.page_rendering import percent
 from agentrl.dashboard.page_request import Query
+from agentrl.dashboard.pages.results import task_results
 from agentrl.dashboard.pictures import curves
 from agentrl.dashboard.pictures.curves import Point
 from agentrl.domain.schemas import Json
 from agentrl.store import Connection
-from agentrl.store.views import run_cards, task_overview
+from agentrl.store.views import run_cards
+from agentrl.store.views.results import task_overview
 
 PAGE = 50
 WINDOWS = (2_000, 20_000)
@@ -35,6 +36,7 @@ def read(conn: Connection, run_id: str, params: Mapping[str, str], query: Query)
         "run": run,
         "success": success,
         "groups": len(groups),
+        "newest_place": groups[0].cursor if groups else 0,
         "sources": task_results.sources(groups),
         "chosen": {"source": source, "order": None if order == "hardest" else order, "window": _unless_default(window)},
         "order": order,

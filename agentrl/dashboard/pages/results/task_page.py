@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from agentrl.dashboard import step_contents
 from agentrl.dashboard.page_request import Query
+from agentrl.dashboard.pages.results import step_contents
 from agentrl.dashboard.pictures import curves
 from agentrl.dashboard.pictures.curves import Point
 from agentrl.domain.schemas import Json
 from agentrl.errors import RequestError, bad_parameter
 from agentrl.store import Connection
-from agentrl.store.views import group_episodes, run_cards, task_groups
+from agentrl.store.views import run_cards
+from agentrl.store.views.results import group_episodes, task_groups
 
 ID_CHARACTERS = 32
 
@@ -43,7 +44,9 @@ def read(conn: Connection, run_id: str, params: Mapping[str, str], query: Query)
 def _sides(conn: Connection, task_id: str, query: Query) -> list[Json]:
     """The two groups to compare. Raises RequestError 400 for one that is not of the task."""
     asked = [(name, value) for name in ("left", "right") if (value := query.text(name)) is not None]
-    found = {group["id"]: step_contents.told(group) for group in task_groups.chosen(conn, task_id, [v for _, v in asked])}
+    found = {
+        group["id"]: step_contents.told(group) for group in task_groups.chosen(conn, task_id, [v for _, v in asked])
+    }
     for name, value in asked:
         if value not in found:
             raise bad_parameter(name, f"{name}: the task has no such group")

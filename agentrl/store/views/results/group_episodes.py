@@ -43,7 +43,7 @@ def _returns(conn: Connection, group_ids: Sequence[str]) -> dict[str, float | No
     rows = conn.execute(
         select(t.session_id, func.max(t["return"])).where(t.group_id.in_(group_ids)).group_by(t.session_id).limit(MOST)
     )
-    return {session_id: value for session_id, value in rows}
+    return {row[0]: row[1] for row in rows}
 
 
 def lanes(conn: Connection, group_ids: Sequence[str], most: int) -> list[Json]:
@@ -66,7 +66,7 @@ def step_of(conn: Connection, group_ids: Sequence[str]) -> dict[str, int]:
         .where(trajectories.c.group_id.in_(group_ids), steps.c.state != StepState.ROLLED_BACK)
         .group_by(trajectories.c.group_id)
     )
-    return {group_id: step for group_id, step in rows}
+    return {row[0]: row[1] for row in rows}
 
 
 def last_words(conn: Connection, session_ids: Sequence[str]) -> Mapping[str, str]:

@@ -7,14 +7,16 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from agentrl.dashboard import page_rendering, step_contents
+from agentrl.dashboard import page_rendering
 from agentrl.dashboard.page_request import MAX_INT32, Query
+from agentrl.dashboard.pages.results import step_contents
 from agentrl.dashboard.pictures import bars, histogram, swimlanes
 from agentrl.domain.schemas import Json, StepState
 from agentrl.errors import RequestError, bad_parameter
 from agentrl.store import Connection, Row
 from agentrl.store.training import returns
-from agentrl.store.views import group_episodes, run_cards, step_batch, step_doubts, step_rows
+from agentrl.store.views import run_cards
+from agentrl.store.views.results import group_episodes, step_batch, step_doubts, step_rows
 
 LANES = 64
 SHOWN = 100
@@ -54,7 +56,9 @@ def read(conn: Connection, run_id: str, params: Mapping[str, str], query: Query)
         "lanes": lanes,
         "n_episodes": sum(len(group["episodes"]) for group in members),
         "versions": _versions(lanes),
-        "swimlanes": swimlanes.drawn(lanes, time.time(), until=max((one["ended_at"] or time.time() for one in lanes), default=None)),
+        "swimlanes": swimlanes.drawn(
+            lanes, time.time(), until=max((one["ended_at"] or time.time() for one in lanes), default=None)
+        ),
         "paths": _ordered(paths, {one.trajectory_id: one for one in doubts}, order)[:SHOWN],
         "n_paths": len(paths),
         "orders": ORDERS,
@@ -64,6 +68,7 @@ def read(conn: Connection, run_id: str, params: Mapping[str, str], query: Query)
         "command": f"agentrl replay --run {shlex.quote(run['name'])} --steps {step.step}",
         "can_replay": step.state in (StepState.TRAINED, StepState.PUBLISHED),
         "discount": discount,
+        "asked": f"{step.turn_discount if discount is None else discount:g}",
         "credit": None if discount is None else _credit(conn, step, paths, discount),
     }
 
@@ -74,7 +79,9 @@ def _step(conn: Connection, run_id: str, number: str, attempt: str | None) -> tu
     attempts = step_rows.attempts(conn, run_id, int(number)) if known else []
     chosen = [row for row in attempts if attempt in (None, row.id)]
     if not chosen:
-        raise RequestError(404, f"the run has no step {number[:20]}" + (" of this attempt" if attempt else ""), code="not_found")
+        raise RequestError(
+            404, f"the run has no step {number[:20]}" + (" of this attempt" if attempt else ""), code="not_found"
+        )
     return chosen[0], attempts
 
 
@@ -99,7 +106,9 @@ def _ordered(paths: list[Json], doubts: Mapping[str, step_doubts.Doubt], order: 
             return path["doubt"] and float(path["doubt"].mean)
         if order == "advantage":
             return None if path["advantage"] is None else abs(path["advantage"])
-        found: float | None = path[{"return": "return_", "staleness": "staleness_max", "tokens": "tokens_trained"}[order]]
+        found: float | None = path[
+            {"return": "return_", "staleness": "staleness_max", "tokens": "tokens_trained"}[order]
+        ]
         return found
 
     return sorted(told, key=lambda path: (value(path) is None, -(value(path) or 0.0), path["id"]))
