@@ -46,7 +46,9 @@ def read(conn: Connection, run_id: str, params: Mapping[str, str], query: Query)
         "after": after,
         "metrics": metrics,
         "ages": bars.drawn(
-            [(f"{age} versions", share) for age, share in step_contents.ages(metrics)], "Age", page_rendering.percent
+            [(f"{age} version{'' if age == 1 else 's'}", share) for age, share in step_contents.ages(metrics)],
+            "Age",
+            page_rendering.percent,
         ),
         "seconds": bars.drawn(step_contents.seconds(metrics), "Seconds", page_rendering.duration),
         "returns": histogram.drawn([value for group in members for value in group["returns"]], "Returns of episodes"),
