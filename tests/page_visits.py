@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import re
+from dataclasses import dataclass
 from html import unescape
 
-import httpx
 from starlette.testclient import TestClient
 
 from agentrl.dashboard import own_server
@@ -17,11 +18,20 @@ ALIVE = ("<script>owned", "<img", "\x1b", "\u202e")
 """What a page has if it shows HOSTILE as something else than text."""
 
 
-def visit(db: Database, path: str) -> httpx.Response:
+@dataclass(frozen=True)
+class Answer:
+    """What the server answers."""
+
+    status_code: int
+    text: str
+
+
+def visit(db: Database, path: str) -> Answer:
     """The page at this path below `/ui`, made anew."""
     with TestClient(own_server.application(db, KEY)) as browser:
         browser.post("/ui/sign-in", data={"key": KEY, "next": "/ui/"})
-        return browser.get(f"/ui{path}")
+        found = browser.get(f"/ui{path}")
+        return Answer(found.status_code, found.text)
 
 
 def page(db: Database, path: str) -> str:
@@ -39,7 +49,7 @@ def check(html: str) -> None:
     levels = [int(level) for level in re.findall(r"<h([1-6])", html)]
     assert levels[0] == 1
     assert levels.count(1) == 1
-    assert all(after - before <= 1 for before, after in zip(levels, levels[1:], strict=False))
+    assert all(after - before <= 1 for before, after in itertools.pairwise(levels))
     assert "<th>" not in html
     ids = re.findall(r'\sid="([^"]*)"', html)
     assert len(ids) == len(set(ids))

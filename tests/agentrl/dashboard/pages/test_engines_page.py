@@ -39,7 +39,7 @@ def test_engines_are_listed_with_their_state_and_load(db: Database) -> None:
     assert [row[2] for row in rows] == ["2", "0 2 behind", "–"]
     assert [row[3] for row in rows] == ["1", "0", "0"]
     assert rows[0][5:7] == ["2.0 s", "8"]
-    assert "1 calls are running whose engine" in text(html)
+    assert "1 running call: the engine of a call is recorded" in text(html)
 
 
 def test_publishes_have_a_row_for_each_engine(db: Database) -> None:

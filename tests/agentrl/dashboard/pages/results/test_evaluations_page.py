@@ -75,7 +75,7 @@ def test_the_largest_loss_comes_first(db: Database) -> None:
     ]
     assert "greedy: mean gain -0.06250" in text(html)
     back = tables(page(db, "/runs/test/evaluations?version=0&against=1"))[EPISODES]
-    assert [(row[0], row[4]) for row in back][0] == ("1", "-1")
+    assert next((row[0], row[4]) for row in back) == ("1", "-1")
 
 
 def test_episodes_without_a_partner_come_last(db: Database) -> None:

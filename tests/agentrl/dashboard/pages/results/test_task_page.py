@@ -58,7 +58,7 @@ def test_two_groups_are_shown_side_by_side_with_their_last_answers(history: Hist
             in_order = select(sessions.c.id).where(sessions.c.group_id == group_id).order_by(sessions.c.sample_index)
             of_group = conn.execute(in_order).scalars().all()
             assert [f"/ui/sessions/{one}" for one in of_group] == [href for href in links(side) if "sessions" in href]
-            assert side.count("<pre>") == 2
+            assert side.count("<pre ") == 2
 
 
 def test_pages_of_groups_have_each_group_once(history: History, db: Database, monkeypatch: pytest.MonkeyPatch) -> None:
