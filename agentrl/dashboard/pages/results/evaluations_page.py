@@ -25,6 +25,7 @@ def read(conn: Connection, run_id: str, params: Mapping[str, str], query: Query)
     run = run_cards.one(conn, run_id)
     since = evaluation_rows.since(conn, run_id)
     found = evaluation_episodes.of_run(conn, run_id, since)
+    told = [one.as_json() for one in found]
     here = f"/ui/runs/{run['name']}/evaluations"
     version, against = query.integer("version"), query.integer("against")
     known = {one.version: one for one in found}
@@ -36,8 +37,8 @@ def read(conn: Connection, run_id: str, params: Mapping[str, str], query: Query)
         "active": "Evaluations",
         "run": run,
         "older": since > 0,
-        "evaluations": [one.as_json() for one in reversed(found)],
-        "pictures": _pictures([one.as_json() for one in found], here),
+        "evaluations": told[::-1],
+        "pictures": _pictures(told, here),
         "versions": [(one.version, one.step) for one in found],
         **_compared(conn, run_id, found, version, against),
     }
