@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -19,6 +20,8 @@ from agentrl.visible import LINES, visible
 
 LONGEST_TEXT = 20_000
 """Characters of one text on a page."""
+ASKED = ("prompt", "question", "problem", "instruction", "task", "query")
+"""Keys of a task's data that may hold what the agent is asked."""
 TYPES = {".css": "text/css", ".js": "text/javascript"}
 
 
@@ -102,6 +105,23 @@ def first_line(text: str | None, most: int = 160) -> str:
     return line if len(line) <= most else line[: most - 1] + "…"
 
 
+def brief(value: Any, most: int = 90) -> str:
+    """A JSON value on one line: of an object, the first of its texts that says what is asked, if it has one."""
+    if isinstance(value, Mapping):
+        value = next((value[key] for key in ASKED if isinstance(value.get(key), str) and value[key]), value)
+    return first_line(value if isinstance(value, str) else line(value), most)
+
+
+def indented(value: Any) -> str:
+    """A JSON value as text on several lines."""
+    return json.dumps(value, ensure_ascii=False, indent=2)
+
+
+def line(value: Any) -> str:
+    """A JSON value as text on one line."""
+    return json.dumps(value, ensure_ascii=False)
+
+
 def query(base: str, given: Mapping[str, Any]) -> str:
     """A URL with those parameters that are set."""
     pairs = [f"{quote(name)}={quote(str(value), safe='')}" for name, value in given.items() if value not in (None, "")]
@@ -142,6 +162,9 @@ def _environment() -> jinja2.Environment:
         "duration": duration,
         "when": when,
         "first_line": first_line,
+        "brief": brief,
+        "indented": indented,
+        "line": line,
         "part": lambda text: quote(str(text), safe=""),
     }
     environment.globals |= {"query": query, "static": _static}

@@ -7,7 +7,16 @@ from dataclasses import dataclass
 from typing import Any
 
 from agentrl.dashboard.page_request import Query
-from agentrl.dashboard.pages import home_page, run_page, samples_page, series_data, session_page
+from agentrl.dashboard.pages import (
+    engines_page,
+    events_page,
+    home_page,
+    run_page,
+    samples_page,
+    series_data,
+    session_page,
+)
+from agentrl.dashboard.pages.results import evaluations_page, step_page, steps_page, task_page, tasks_page
 from agentrl.domain.schemas import Json
 from agentrl.store import Connection
 
@@ -40,4 +49,11 @@ PAGES = (
     Page("/sessions/{session}", "session.html", session_page.read),
     Page("/sessions/{session}/tokens", "session.html", session_page.read_tokens),
     Page("/sessions/{session}/tokens.json", None, session_page.token_arrays),
+    Page("/runs/{run}/steps", "steps.html", steps_page.read),
+    Page("/runs/{run}/steps/{step}", "step.html", step_page.read),
+    Page("/runs/{run}/tasks", "tasks.html", tasks_page.read),
+    Page("/runs/{run}/tasks/{task}", "task.html", task_page.read),
+    Page("/runs/{run}/evaluations", "evaluations.html", evaluations_page.read),
+    Page("/runs/{run}/engines", "engines.html", engines_page.read),
+    Page("/runs/{run}/events", "events.html", events_page.read),
 )

@@ -18,7 +18,7 @@ def element(tag: str, *inside: Markup | str, **attributes: object) -> Markup:
 def picture(width: float, height: float, label: str, inside: Iterable[Markup]) -> Markup:
     """A picture that scales with its column and is read out by its label."""
     return element(
-        "svg", *inside, viewBox=f"0 0 {width:.0f} {height:.0f}", role="group", class_="picture", aria_label=label
+        "svg", *inside, viewBox=f"0 0 {width:.0f} {height:.0f}", role="group", class_="picture", aria_label=words(label)
     )
 
 

@@ -54,8 +54,8 @@ class Visitor:
         return self.page
 
     def follow(self, text: str) -> str:
-        """Click on the first link whose text contains `text`; returns the new page's HTML."""
-        found = [href for href, shown in _Links(self.page).links if text in shown]
+        """Click on the first link whose text or address contains `text`; returns the new page's HTML."""
+        found = [href for href, shown in _Links(self.page).links if text in shown or text in href]
         assert found, f"no link {text!r} on {self.address}"
         return self.open(found[0].partition("#")[0])
 

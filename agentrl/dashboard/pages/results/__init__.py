@@ -1,0 +1,1 @@
+"""The pages of what a run has made: steps, tasks, evaluations."""
