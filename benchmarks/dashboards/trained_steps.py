@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from agentrl.domain.schemas import FACTS, Json
+from agentrl.domain.schemas import FACTS, MASKED_FACTS, Json
 from agentrl.store.db import codec
 
 from .episode_texts import SOURCES
@@ -128,7 +128,7 @@ def facts_row(trained: Json, rng: np.random.Generator) -> Json:
         "step_id": trained["step_id"],
         "trajectory_id": trained["trajectory_id"],
         "tokens": tokens,
-        "data": codec.pack_table(table),
+        "data": codec.pack_tables(table, np.zeros((len(MASKED_FACTS), 0), np.float32)),
     }
 
 

@@ -144,15 +144,27 @@ def _token_facts(conn: Connection, run_id: str) -> Iterator[str]:
 
 
 def _samples(conn: Connection, run_id: str) -> Iterator[str]:
-    """Each training session has trajectories, or is in one band of those that have none."""
+    """Each trajectory, and each training session that has none, is in one band of the run's samples."""
     bands = sample_flow.of_run(conn, run_id)["bands"]
-    found = sum(band["samples"] for band in bands if band["band"] in ("open", "without calls"))
-    of_run = trajectories.c.run_id == run_id
-    found += conn.execute(select(func.count(trajectories.c.session_id.distinct())).where(of_run)).scalar_one()
+    t = trajectories.c
+    rows = conn.execute(
+        select(t.state, func.count(), func.sum(t.trainable_tokens)).where(t.run_id == run_id).group_by(t.state)
+    )
+    wanted: dict[str, list[int]] = {}
+    for state, samples, tokens in rows:
+        of_band = wanted.setdefault("waiting" if state in sample_flow.WAITING else state, [0, 0])
+        of_band[0], of_band[1] = of_band[0] + samples, of_band[1] + int(tokens)
+    bare = ("open", "without calls")
+    for name in sorted({*wanted, *(band["band"] for band in bands)} - {*bare}):
+        found = [sum(band[what] for band in bands if band["band"] == name) for what in ("samples", "tokens")]
+        if found != wanted.get(name, [0, 0]):
+            yield f"runs {run_id}: band {name} has {found} samples and tokens, its rows have {wanted.get(name)}"
+    count = sum(band["samples"] for band in bands if band["band"] in bare)
+    count += conn.execute(select(func.count(t.session_id.distinct())).where(t.run_id == run_id)).scalar_one()
     training = sessions.c.run_id == run_id, sessions.c.is_eval.is_(False)
-    wanted = conn.execute(select(func.count()).select_from(sessions).where(*training)).scalar_one()
-    if found != wanted:
-        yield f"runs {run_id}: {wanted} training sessions, but the bands of its samples have {found}"
+    of_run = conn.execute(select(func.count()).select_from(sessions).where(*training)).scalar_one()
+    if count != of_run:
+        yield f"runs {run_id}: {of_run} training sessions, but the bands of its samples have {count}"
 
 
 def _task_sources(conn: Connection, run_id: str) -> Iterator[str]:
