@@ -23,6 +23,7 @@ from agentrl.cli import (
     rollout,
     run,
     scorer,
+    spans,
     status,
     store,
     task,
@@ -72,6 +73,7 @@ app.command("timeline")(timeline.timeline)
 app.command("proxy")(proxy.proxy)
 app.command("replay")(replay.replay)
 app.command("rollout")(rollout.rollout)
+app.command("spans")(spans.spans)
 app.command("status")(status.status)
 app.command("train")(train.train)
 app.command("task")(task.task)

@@ -111,9 +111,9 @@ def _rewards(conn: Connection, session_ids: Sequence[str]) -> dict[str, dict[str
     return found
 
 
-def _trajectories(conn: Connection, session_ids: Sequence[str]) -> dict[str, list[Row[Any]]]:
+def _trajectories(conn: Connection, session_ids: Sequence[str]) -> dict[str, list[Any]]:
     c = trajectories.c
-    found: dict[str, list[Row[Any]]] = defaultdict(list)
+    found: dict[str, list[Any]] = defaultdict(list)
     columns = (c.session_id, c.state, c["return"].label("episode_return"))
     for row in conn.execute(select(*columns).where(c.session_id.in_(session_ids)).order_by(c.id)):
         found[row.session_id].append(row)
