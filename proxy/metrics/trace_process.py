@@ -51,13 +51,14 @@ class TraceProcess:
             while True:
                 now = time.monotonic()
                 if process is not None and (status := process.poll()) is not None:
+                    await self._stop(process)  # closes the pipe
                     process = None
                     wait_s = AFTER_USER_ERROR_S if status == USER_ERROR_STATUS else backoff.after(now - started)
                     start_at = now + wait_s
                     log.warning("the process that sends spans ended with status %d", status)
                 if process is None and self._is_mine() and now >= start_at:
-                    started, start_at = now, now + AFTER_FAILED_START_S
-                    process = await asyncio.to_thread(self._start)
+                    started, process = now, await asyncio.to_thread(self._start)
+                    start_at = now if process is not None else now + AFTER_FAILED_START_S
                 elif process is not None and not self._is_mine():
                     await self._stop(process)
                     process = None
