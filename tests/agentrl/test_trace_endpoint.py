@@ -83,7 +83,7 @@ def test_headers_that_cannot_be_read_are_refused_without_showing_them(value: str
     env = {} if value is None else {"KEYS": value}
     with pytest.raises(ConfigError, match=r"'metrics\.traces\.headers_env': the environment variable KEYS") as caught:
         endpoint_of(config(endpoint="http://c", headers_env="KEYS"), env)
-    assert not (value or "").strip() or value not in str(caught.value)
+    assert value is None or not value.strip() or value not in str(caught.value)
 
 
 def test_a_missing_package_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import struct
 import sys
 import threading
-from collections.abc import Mapping
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -19,7 +18,8 @@ from agentrl.store import events
 from agentrl.store.training import sample_rows, steps
 from agentrl.store.training.sample_rows import SampledRollout
 from agentrl.trainer.metrics import metric_sinks, sample_tables
-from agentrl.trainer.metrics.metric_sinks import Sinks
+from agentrl.trainer.metrics.metric_sinks import Logged, Sinks
+from agentrl.trainer.metrics.sample_tables import SampleTable
 from agentrl.trainer.publish.publish_client import Publisher
 from agentrl.trainer.stored_lineage import StoredLineage
 
@@ -33,8 +33,9 @@ class Recorder:
         self.got: list[tuple[int, dict[str, float]]] = []
         self.closed = False
 
-    def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        self.got.append((step, dict(metrics)))
+    def log(self, step: int, logged: Logged) -> None:
+        assert not isinstance(logged, SampleTable)
+        self.got.append((step, dict(logged)))
 
     def close(self) -> None:
         self.closed = True
@@ -43,8 +44,8 @@ class Recorder:
 class Broken(Recorder):
     """One that fails at every step but the first."""
 
-    def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        super().log(step, metrics)
+    def log(self, step: int, logged: Logged) -> None:
+        super().log(step, logged)
         if step > 1:
             raise ConnectionError(f"no route at step {step}")
 
