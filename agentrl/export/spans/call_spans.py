@@ -10,7 +10,7 @@ from opentelemetry.trace import SpanKind
 
 from agentrl.domain.schemas import InteractionStatus, Json, Role
 from agentrl.export.spans import genai_names as names
-from agentrl.export.spans.message_texts import instructions, messages
+from agentrl.export.spans.message_texts import answers, instructions, messages
 from agentrl.export.spans.session_spans import TracedRun
 from agentrl.export.spans.span_parts import context, make_span, numbers
 from agentrl.store import family
@@ -119,9 +119,8 @@ def _lineage(row: Any) -> Json:
 
 def _contents(call: TracedCall, size: int) -> Json:
     """The system messages, the messages after those of the parent call, and the answer."""
-    answers = [] if call.answer is None else [call.answer]
     return {
         names.SYSTEM_INSTRUCTIONS: instructions(call.system, size),
         names.INPUT_MESSAGES: messages(call.new_messages or [], size),
-        names.OUTPUT_MESSAGES: messages(answers, size, call.row.finish_reason or ""),
+        names.OUTPUT_MESSAGES: messages(answers(call.answer), size, call.row.finish_reason or ""),
     }

@@ -57,6 +57,16 @@ def messages(given: Iterable[Any], size: int, finish_reason: str | None = None) 
     return _json(found)
 
 
+def answers(answer: Any) -> list[Any]:
+    """The messages of a call's answer: the policy's message, or the answer of another model as its server gave it."""
+    if not isinstance(answer, dict) or "content" in answer or "tool_calls" in answer:
+        return [] if answer is None else [answer]
+    choices = answer.get("choices")
+    if isinstance(choices, list) and all(isinstance(choice, dict) and "message" in choice for choice in choices):
+        return [choice["message"] for choice in choices]
+    return [{"role": "assistant", "content": answer}] if answer else []
+
+
 def _parts(message: Any, room: _Room) -> Iterator[Json]:
     """The parts of a message that fit into the room."""
     if not isinstance(message, dict):

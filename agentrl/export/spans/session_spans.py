@@ -95,14 +95,14 @@ def _outcome(run: TracedRun, session: TracedSession) -> Json:
             "agentrl.weight_version.min": calls.min_version,
             "agentrl.weight_version.max": calls.max_version,
         }
-    said = run.content_bytes is not None and row.answer is not None
+    said = None if run.content_bytes is None or row.answer is None else text(row.answer, run.content_bytes)
     return {
         "agentrl.session.status": row.status,
         "agentrl.calls": 0 if calls is None else calls.count,
         **{name: None if value is None else int(value) for name, value in totals.items()},
         "agentrl.return": session.episode_return,
         "agentrl.trajectory.states": session.states,
-        "agentrl.answer": text(row.answer) if said else None,
+        "agentrl.answer": said,
         **numbers("agentrl.reward.", session.rewards.get(None, {})),
         **numbers("agentrl.stats.", row.stats or {}),
     }

@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentrl.export.spans.message_texts import FRAME_BYTES, instructions, messages
+from agentrl.export.spans.message_texts import FRAME_BYTES, answers, instructions, messages
 from agentrl.export.spans.span_parts import CUT
 
 CALL = {"id": "call_1", "type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}
@@ -59,3 +60,20 @@ def test_the_size_holds_for_any_text(given_messages: list[Any], size: int) -> No
 def test_long_text_is_cut_between_characters_and_the_rest_is_left_out() -> None:
     found = json.loads(messages([{"role": "user", "content": "€" * 100}, {"role": "user", "content": "b"}], 100) or "")
     assert found == [{"role": "user", "parts": [{"type": "text", "content": "€" * 17 + CUT}]}]
+
+
+@pytest.mark.parametrize(
+    ("answer", "content"),
+    [
+        ({"role": "assistant", "content": "x"}, ["x"]),
+        ({"choices": [{"message": {"role": "assistant", "content": "x"}}, {"message": {"content": "y"}}]}, ["x", "y"]),
+        ({"role": "assistant", "content": [{"type": "text", "text": "x"}]}, ["x"]),
+        ({"events": [1]}, ['{"events":[1]}']),
+        ({"choices": "?"}, ['{"choices":"?"}']),
+        ({}, []),
+        (None, []),
+    ],
+)
+def test_answers_of_other_models_are_read_as_their_servers_give_them(answer: Any, content: list[str]) -> None:
+    found = json.loads(messages(answers(answer), 1000, "stop") or "[]")
+    assert [message["parts"][0]["content"] for message in found] == content
