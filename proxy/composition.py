@@ -2,7 +2,7 @@
 
 Background tasks: `EnginePool.watch` (which engines serve, which must be updated), `Sweep.run` (ends the sessions and
 calls of silent participants), the watches of the keyring and of the metrics. They retry while the database is
-unavailable.
+unavailable. `TraceProcess` sends spans.
 """
 
 from __future__ import annotations
@@ -56,6 +56,7 @@ from agentrl.proxy.engines.pool import EnginePool
 from agentrl.proxy.engines.weight_checks import WeightFolders
 from agentrl.proxy.metrics.counters import Metrics
 from agentrl.proxy.metrics.scrape import Scrape
+from agentrl.proxy.metrics.trace_process import TraceProcess
 from agentrl.proxy.routes import app_parts
 from agentrl.proxy.run_store import RunStore
 from agentrl.proxy.sessions.refusals import RefusalLog
@@ -66,6 +67,7 @@ from agentrl.store import Database, engine_claims, heartbeats, runs
 from agentrl.store.calls import call_tree, running_calls
 from agentrl.store.engine_rows import Member
 from agentrl.store.sessions.session_limits import Limits
+from agentrl.trace_endpoint import endpoint_of
 from agentrl.weights_folder import ADAPTER, TENSORS
 
 log = logging.getLogger(__name__)
@@ -97,13 +99,15 @@ class ServedRun:
 
 
 def load_run(settings: Settings) -> ServedRun:
-    """Load the run, its renderer and its upstreams' keys. Raises UserError, StoreError."""
+    """Load the run, its renderer and its upstreams' keys; check its receiver of spans. Raises UserError, StoreError."""
     database = Database(settings.database_url)
     database.require_current()
     with database.read() as conn:
         run = runs.by_name(conn, settings.run_name)
     renderer = load_renderer(Path(run.base_model))
     config = RunConfig.model_validate(run.config)
+    if config.metrics.traces is not None:
+        endpoint_of(config.metrics.traces, os.environ)
     store = RunStore(
         database=database,
         run_id=run.id,
@@ -207,6 +211,9 @@ async def running(app: FastAPI, settings: Settings, served: ServedRun) -> AsyncI
             ),
             name="proxy-background",
         )
+        # Apart from the background: its failure stops nothing, and its end may take seconds.
+        tracing = asyncio.create_task(TraceProcess(store, pool, config.metrics.traces).run(), name="trace-process")
+        tracing.add_done_callback(_log_failure)
         try:
             yield
         finally:
@@ -214,6 +221,8 @@ async def running(app: FastAPI, settings: Settings, served: ServedRun) -> AsyncI
             with suppress(asyncio.CancelledError):
                 await background
             await _hand_over(store, about())
+            tracing.cancel()
+            await asyncio.wait([tracing])
             await answers.stop_all()
             for engine in pool.engines:
                 engine.client.close()
@@ -281,6 +290,12 @@ async def _background(*tasks: Coroutine[Any, Any, None]) -> None:
     except* Exception as errors:
         log.critical("a background task failed, stopping: %s", errors.exceptions[0], exc_info=errors)
         signal.raise_signal(signal.SIGTERM)
+
+
+def _log_failure(task: asyncio.Task[None]) -> None:
+    """Say that a task which nothing depends on has failed."""
+    if not task.cancelled() and (error := task.exception()) is not None:
+        log.error("%s failed, the proxy goes on without it: %r", task.get_name(), error)
 
 
 async def _resume_publish(store: RunStore, pool: EnginePool, config: RunConfig) -> None:

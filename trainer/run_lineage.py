@@ -12,6 +12,7 @@ from pathlib import Path
 from agentrl.domain.evaluation import Evaluation
 from agentrl.domain.schemas import Batch, ResumePlan, TokenFacts
 from agentrl.store.training.batch_facts import BatchFacts
+from agentrl.store.training.sample_rows import SampledRollout
 from agentrl.trainer.checkpoints.checkpoint import Ignored, StepRecord
 
 CHECKPOINTED = "checkpointed"
@@ -68,6 +69,10 @@ class Lineage:
     def metrics(self, step: int) -> dict[str, float]:
         """The metrics of a completed step."""
         return {}
+
+    def samples(self, step_id: str, count: int) -> list[SampledRollout]:
+        """At most `count` trajectories of a completed step, with their texts."""
+        return []
 
     def next_version(self) -> int:
         """A version number that was never used."""

@@ -16,6 +16,7 @@ from agentrl.store.db.codec import new_id
 from agentrl.store.training import (
     batch_facts,
     memory_leases,
+    sample_rows,
     step_resume,
     steps,
     token_facts,
@@ -23,6 +24,7 @@ from agentrl.store.training import (
     version_states,
 )
 from agentrl.store.training.batch_facts import BatchFacts
+from agentrl.store.training.sample_rows import SampledRollout
 from agentrl.trainer.checkpoints.checkpoint import Ignored, StepRecord
 from agentrl.trainer.run_lineage import CHECKPOINTED, Lineage
 
@@ -126,6 +128,10 @@ class StoredLineage(Lineage):
     def metrics(self, step: int) -> dict[str, float]:
         """The metrics of a completed step."""
         return dict(self.database.query(steps.of_run, self.run_id, step - 1)[0].metrics)
+
+    def samples(self, step_id: str, count: int) -> list[SampledRollout]:
+        """At most `count` trajectories of a completed step, with their texts."""
+        return self.database.query(sample_rows.read, step_id, count)
 
     def evaluations(self, from_step: int | None) -> list[Evaluation]:
         """The newest two evaluations that have begun; with `from_step` also those of that step and later ones."""

@@ -44,7 +44,7 @@ from agentrl.trainer.run.publish_step import publish
 from agentrl.trainer.run.resume import resume
 from agentrl.trainer.run.saved_step import Saved, finish_writing, remove_old, save
 from agentrl.trainer.run.step_profile import profiled
-from agentrl.trainer.run.step_report import line, sinks_of, step_metrics, trained_trajectories
+from agentrl.trainer.run.step_report import line, log_samples, sinks_of, step_metrics, trained_trajectories
 from agentrl.trainer.run.stored_checkpoints import stored_checkpoints, stored_weights
 from agentrl.trainer.run.trainer_state import Trainer, say
 from agentrl.trainer.run_lineage import Lineage
@@ -176,6 +176,7 @@ class TrainingRun:
         t.lineage.record("train_step", done.start, time.time(), step=step, version=version, updated=done.end)
         say(t, line(t, saved.record))
         t.sinks.log(saved.record.step, saved.record.metrics)
+        log_samples(t, saved.record)
         t.evaluations.send()
         self._updated, self._saved = None, saved
 

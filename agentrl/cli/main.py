@@ -23,6 +23,7 @@ from agentrl.cli import (
     rollout,
     run,
     scorer,
+    spans,
     status,
     store,
     task,
@@ -74,6 +75,7 @@ app.command("ui")(ui.ui)
 app.command("proxy")(proxy.proxy)
 app.command("replay")(replay.replay)
 app.command("rollout")(rollout.rollout)
+app.command("spans")(spans.spans)
 app.command("status")(status.status)
 app.command("train")(train.train)
 app.command("task")(task.task)

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from agentrl import trace_endpoint
 from agentrl.configs.run_config import RunConfig
 from agentrl.domain.schemas import Json
 from agentrl.errors import AgentRLError, ConfigError, root_cause
@@ -49,14 +50,15 @@ def check_trainable(config: RunConfig) -> None:
 
 
 def check_agent(config: RunConfig) -> None:
-    """Load the agent, the user's functions, tasks and metric sinks, and try the storage, so that errors appear before
-    any process starts.
+    """Load the agent, the user's functions, tasks, metric sinks and the encoder of spans, and try the storage, so that
+    errors appear before any process starts.
     """
     scored_agent.check_agent(config)
     code_facts.check_functions(config)
     task_ingestion.check(config)
     settings_of(config)
     metric_sinks.require(config.metrics)
+    trace_endpoint.require(config.metrics.traces)
     if config.storage.url is not None:
         probe(ObjectStore(config.storage.url))
 

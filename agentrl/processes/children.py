@@ -42,10 +42,12 @@ async def start(
     )
 
 
-def start_blocking(argv: Sequence[str], *, env: Mapping[str, str], output: IO[bytes] | None) -> subprocess.Popen[bytes]:
+def start_blocking(
+    argv: Sequence[str], *, env: Mapping[str, str], output: IO[bytes] | None, nice: bool = False
+) -> subprocess.Popen[bytes]:
     """`start` without an event loop; stdout and stderr go to `output`, or where this process's go."""
     return subprocess.Popen(
-        _guarded(argv),
+        _guarded(argv, nice=nice),
         env=env,
         stdin=subprocess.PIPE,
         stdout=output,
@@ -66,11 +68,13 @@ async def stop(process: asyncio.subprocess.Process, grace_s: float = guard.GRACE
         await process.wait()
 
 
-def stop_blocking(process: subprocess.Popen[bytes]) -> None:
+def stop_blocking(process: subprocess.Popen[bytes], grace_s: float = guard.GRACE_S) -> None:
     """`stop` for a command that `start_blocking` started."""
     assert process.stdin is not None
-    process.stdin.close()
-    process.wait(guard.GRACE_S + MARGIN_S)
+    with contextlib.suppress(BrokenPipeError):  # it has ended
+        process.stdin.write(f"{grace_s}".encode())
+        process.stdin.close()
+    process.wait(grace_s + MARGIN_S)
 
 
 def kill_tree(pid: int) -> None:

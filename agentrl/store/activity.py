@@ -13,6 +13,7 @@ from agentrl.domain.schemas import Json, SessionStatus, StepState
 from agentrl.store import evaluation_episodes, part_ranks, runs
 from agentrl.store.db import codec
 from agentrl.store.sessions import task_skips
+from agentrl.store.sessions.ends import trace_outbox
 from agentrl.store.tables import engines, events, heartbeats, interactions, sessions, steps
 
 LATEST_EVENTS = 5
@@ -74,6 +75,7 @@ def facts(conn: Connection, run_id: str) -> Json:
         "processes": [_process(rank) for rank in part_ranks.ranks(conn, run_id)],
         "sessions": {"open": by_status.get(SessionStatus.OPEN, 0), "closing": by_status.get(SessionStatus.CLOSING, 0)},
         "in_flight": in_flight,
+        "unsent_traces": trace_outbox.waiting(conn, run_id),
     }
 
 

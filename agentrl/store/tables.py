@@ -3,7 +3,7 @@
     runs ─┬─ weight_versions
           ├─ task_sources, skipped_tasks → tasks
           ├─ tasks ── groups ── sessions ─┬─ interactions ── interaction_data
-          │                               ├─ rewards
+          │                               ├─ rewards, unsent_traces
           │                               └─ trajectories ── trajectory_interactions → interactions
           ├─ steps ── step_trajectories, token_facts → trajectories
           ├─ parts ── part_ranks
@@ -263,6 +263,15 @@ Index(
     sessions.c.id,
     sqlite_where=sessions.c.root_session_id.is_not(None),
     postgresql_where=sessions.c.root_session_id.is_not(None),
+)
+
+unsent_traces = Table(  # built sessions of a run with `metrics.traces` whose spans were not sent yet
+    "unsent_traces",
+    metadata,
+    Column("session_id", ForeignKey("sessions.id"), primary_key=True),
+    Column("run_id", ForeignKey("runs.id"), nullable=False),
+    Column("due_at", Float, nullable=False),  # by the database's clock: until then one sender has claimed it
+    Index("ix_unsent_traces_due", "run_id", "due_at", "session_id"),
 )
 
 contents = Table(  # JSON that many calls share (tools, system messages), by content hash

@@ -83,6 +83,7 @@ class EnginePool:
         self._digest = list_digest(engine.url for engine in self.engines)
         self._watchers = watchers
         self._live = LiveReplicas(records.replica, min(silent_s, SILENT_S))
+        self.live_replicas: frozenset[str] = frozenset()  # of the last read of the fleet
         self._divided: tuple[object, ...] = ()
         self._group: asyncio.TaskGroup | None = None
         self._reading = asyncio.Lock()
@@ -169,7 +170,7 @@ class EnginePool:
         """Find the engines that this replica watches. Replicas with the same `--engine` list divide it."""
         me, now = self._records.replica, time.monotonic()
         beats = {name: seen_at for name, (seen_at, about) in news.replicas.items() if not about.get("ended")}
-        live = self._live.read(beats, now)
+        live = self.live_replicas = self._live.read(beats, now)
         alike = {name for name in live if name == me or news.replicas[name][1].get("engines") == self._digest}
         self.reports.fleet_was_read(live - {me}, len(self.engines))
         urls = tuple(engine.url for engine in self.engines)

@@ -106,6 +106,7 @@ class _Store:
         yield _gauge("run_target_steps", "Optimizer steps that were asked for.", run["target_steps"])
         for name in ("admitted", "returned", "running", "ready"):
             yield _gauge(f"groups_{name}", f"Training groups: {name}.", run[f"{name}_groups"])
+        yield _gauge("traces_unsent", "Ended sessions whose spans wait to be sent.", facts["unsent_traces"])
         yield _gauge("tasks_skipped", "Tasks that the curriculum has skipped.", run["skipped_tasks"])
         if facts["step"] is not None and facts["step"]["staleness_max"] is not None:
             yield _gauge("staleness_max", "Age of the newest step's oldest token.", facts["step"]["staleness_max"])

@@ -250,6 +250,12 @@ def serve() -> Callable[..., Any]:
 
 
 @pytest.fixture
+def start() -> Callable[..., Any]:
+    """Start a proxy and its clients: `with start(store_url, engine, model) as proxy: …`."""
+    return started
+
+
+@pytest.fixture
 def until() -> Callable[..., Any]:
     """Wait for a condition."""
     return wait_until

@@ -1,6 +1,6 @@
-"""Sends a step's metrics to TensorBoard, Weights & Biases and trackio.
+"""Sends a step's metrics to TensorBoard, Weights & Biases and trackio, and tables of rollouts to the last two.
 
-    rank 0's loop ── log(step, metrics) ──► a queue and a thread for each sink ──► file, network
+    rank 0's loop ── log(step, metrics or table) ──► a queue and a thread for each sink ──► file, network
 
 `log` never waits for a sink. The next `log` or `close` reports the first error of a sink, once, on the loop's thread.
 The sink still receives metrics, and the other sinks and the training go on. This module does not import torch: the
@@ -9,6 +9,7 @@ launcher calls `require`.
 
 from __future__ import annotations
 
+import html
 import queue
 import threading
 import time
@@ -20,6 +21,8 @@ from typing import Any, Protocol, Self
 from agentrl.configs.metrics_config import MetricsConfig, TrackioConfig, WandbConfig
 from agentrl.configs.run_config import RunConfig
 from agentrl.errors import ConfigError
+from agentrl.trainer.metrics import sample_tables
+from agentrl.trainer.metrics.sample_tables import SampleTable
 
 PACKAGES = {"tensorboard": "tensorboardX", "wandb": "wandb", "trackio": "trackio"}
 """Sink, which is also the name of the extra that installs it → module."""
@@ -29,11 +32,17 @@ STEP = "step"
 """The metric of Weights & Biases that charts are drawn over."""
 
 
+Logged = Mapping[str, float] | SampleTable
+"""What a step logs: its metrics, or a table of its rollouts."""
+
+
 class Sink(Protocol):
     """Receives metrics. Its methods may raise any exception and may be slow."""
 
-    def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Receive the metrics of a step. A repeated step replaces the earlier one where the sink supports that."""
+    def log(self, step: int, logged: Logged) -> None:
+        """Receive the metrics of a step, or a table. A repeated step replaces the earlier one where the sink supports
+        that.
+        """
 
     def close(self) -> None:
         """Finish pending work."""
@@ -73,10 +82,10 @@ class Sinks:
         """No sinks, as on ranks other than 0: `log` and `close` do nothing."""
         return cls({}, lambda *_: None)
 
-    def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Queue the metrics of a step, or of an evaluation after it."""
+    def log(self, step: int, logged: Logged) -> None:
+        """Queue the metrics of a step, or of an evaluation after it, or a table of rollouts."""
         for feed in self._feeds:
-            feed.waiting.put((step, dict(metrics)))
+            feed.waiting.put((step, logged if isinstance(logged, SampleTable) else dict(logged)))
         self._report_errors()
 
     def close(self, timeout_s: float = CLOSE_S) -> None:
@@ -102,7 +111,7 @@ class _Feed:
 
     def __init__(self, name: str, make: Callable[[], Sink]) -> None:
         self.name = name
-        self.waiting: queue.SimpleQueue[tuple[int, dict[str, float]] | None] = queue.SimpleQueue()
+        self.waiting: queue.SimpleQueue[tuple[int, Logged] | None] = queue.SimpleQueue()
         self.error: Exception | None = None
         self.reported = False
         self.thread = threading.Thread(target=self._run, args=(make,), name=f"metrics-{name}", daemon=True)
@@ -133,9 +142,11 @@ class TensorBoard:
         unique = f".{time.time_ns()}"  # names count in seconds: a second file could replace the first
         self._writer = SummaryWriter(str(folder), purge_step=from_step, filename_suffix=unique)
 
-    def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Write one scalar per metric."""
-        for name, value in metrics.items():
+    def log(self, step: int, logged: Logged) -> None:
+        """Write one scalar per metric. It shows no tables."""
+        if isinstance(logged, SampleTable):
+            return
+        for name, value in logged.items():
             self._writer.add_scalar(name, value, step)
         self._writer.flush()
 
@@ -164,9 +175,15 @@ class Wandb:
         )
         self._run.define_metric("*", step_metric=STEP)  # the step of Weights & Biases cannot go back, ours can
 
-    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+    def log(self, step: int, logged: Logged) -> None:
         """Log one row."""
-        self._run.log({STEP: step, **metrics})
+        if isinstance(logged, SampleTable):
+            import wandb
+
+            table = wandb.Table(columns=list(sample_tables.COLUMNS), data=logged.rows)
+            self._run.log({STEP: step, sample_tables.NAME: table})
+        else:
+            self._run.log({STEP: step, **logged})
 
     def close(self) -> None:
         """Wait for the upload."""
@@ -190,13 +207,24 @@ class Trackio:
             embed=False,
         )
 
-    def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Log one row."""
-        self._run.log(dict(metrics), step=step)
+    def log(self, step: int, logged: Logged) -> None:
+        """Log one row. trackio shows texts of a table as Markdown with HTML, so these are escaped."""
+        if isinstance(logged, SampleTable):
+            import trackio
+
+            rows = [{name: _inert(value) for name, value in row.items()} for row in logged.as_dicts()]
+            self._run.log({sample_tables.NAME: trackio.Table(data=rows)}, step=step)
+        else:
+            self._run.log(dict(logged), step=step)
 
     def close(self) -> None:
         """Wait for the upload."""
         self._run.finish()
+
+
+def _inert(value: Any) -> Any:
+    """Text in which Markdown finds no HTML, link or image."""
+    return html.escape(value, quote=False).replace("[", "\\[") if isinstance(value, str) else value
 
 
 def _shown(config: RunConfig) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from agentrl.trainer.metrics.batch_metrics import Metrics, batch_metrics, outcom
 from agentrl.trainer.metrics.evaluation_metrics import EvaluationReports
 from agentrl.trainer.metrics.flops import peak_flops
 from agentrl.trainer.metrics.metric_sinks import Sinks, wanted
+from agentrl.trainer.metrics.sample_tables import table_of
 from agentrl.trainer.packing import Sample
 from agentrl.trainer.run.trainer_state import Trainer, say
 
@@ -53,6 +54,15 @@ def sinks_of(t: Trainer) -> Iterator[None]:
         yield
     finally:
         t.sinks.close()
+
+
+def log_samples(t: Trainer, record: StepRecord) -> None:
+    """Send a table of the step's rollouts to the sinks, in every N-th step, where the run asks for it."""
+    wanted_samples = t.config.metrics.samples
+    if t.world.leads and wanted_samples is not None and record.step % wanted_samples.every == 0:
+        found = t.lineage.samples(record.batch.step_id, wanted_samples.count)
+        if found:
+            t.sinks.log(record.step, table_of(record.step, found, wanted_samples.max_text_bytes))
 
 
 def report_sink(t: Trainer, name: str, error: str) -> None:

@@ -42,7 +42,7 @@ class Database:
         self.where = f"database {parsed.database}" + (f" at {parsed.host}" if parsed.host else "")
         if self._file is not None:
             sqlite_file.require_local(self._file)
-            sqlite_file.require_whole(self._file)
+            sqlite_file.begin_use(self._file)
         self.engine = sqlite_engine(parsed) if self.is_sqlite else postgresql_engine(parsed)
         # All statements of a read see one snapshot, as they always do on SQLite.
         self._readers = self.engine if self.is_sqlite else self.engine.execution_options(isolation_level=SNAPSHOT)
@@ -155,10 +155,12 @@ class Database:
     def close(self) -> None:
         """Commit queued units, then close every connection. Afterwards no unit can be queued."""
         with self._writer_lock:
-            self._closed, writer = True, self._writer
+            again, self._closed, writer = self._closed, True, self._writer
         if writer is not None:
             writer.close()
         self.engine.dispose()
+        if self._file is not None and not again:
+            sqlite_file.end_use(self._file)
 
     @contextmanager
     def _transaction(self, *, writing: bool) -> Iterator[Connection]:

@@ -2,6 +2,10 @@
 
 The file is checked before SQLite opens it: SQLite would serve a truncated file until a query reads a missing page, take
 an empty file for a new database, and even delete the write-ahead log beside an empty file.
+
+Only the first `Database` of a process on a file checks it. A process that closes any descriptor of a file loses all of
+its POSIX locks on it, those of SQLite's connections too. Another process that closes its last connection would then
+take itself for the last user, and delete the write-ahead log that this process goes on writing to.
 """
 
 from __future__ import annotations
@@ -10,7 +14,9 @@ import contextlib
 import os
 import re
 import sqlite3
+import threading
 import time
+from collections import Counter
 from pathlib import Path
 from uuid import uuid4
 
@@ -23,6 +29,25 @@ _NETWORK = re.compile(
     r"(fuse\.)?(nfs\d?|cifs|smb\w*|9p|sshfs|ceph\w*|gluster\w*|lustre|beegfs\w*|gpfs|afs|davfs\d?|orangefs|pvfs\d?|gfs\d?"
     r"|ocfs\d?|s3fs|gcsfuse|goofys|mountpoint-s3|blobfuse\d?|rclone|juicefs\w*|seaweedfs)"
 )
+
+
+_users: Counter[Path] = Counter()
+_users_lock = threading.Lock()
+
+
+def begin_use(path: Path) -> None:
+    """Count a user of a file in this process; the first one checks it with `require_whole`. Raises StoreError."""
+    path = path.resolve()
+    with _users_lock:
+        if not _users[path]:
+            require_whole(path)
+        _users[path] += 1
+
+
+def end_use(path: Path) -> None:
+    """Count a user less: its connections are closed."""
+    with _users_lock:
+        _users[path.resolve()] -= 1
 
 
 def network_filesystem(path: Path, mounts: str) -> str | None:

@@ -32,6 +32,7 @@ class Limits:
     max_subagents_per_session: int = 256
     max_failures_in_a_row: int | None = None
     curriculum: Curriculum | None = None
+    traced: bool = False  # spans of its sessions are sent: `metrics.traces`
 
     @classmethod
     def of(cls, config: RunConfig) -> Self:
@@ -53,6 +54,7 @@ class Limits:
             max_subagents_per_session=config.proxy.max_subagents_per_session,
             max_failures_in_a_row=config.rollout.max_failures_in_a_row if config.steps else None,
             curriculum=_curriculum(config.rollout.curriculum),
+            traced=config.metrics.traces is not None,
         )
 
     def silence_s(self, owner: str | None) -> float:

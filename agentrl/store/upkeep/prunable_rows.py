@@ -26,6 +26,7 @@ from agentrl.store.tables import (
     token_facts,
     trajectories,
     trajectory_interactions,
+    unsent_traces,
 )
 
 PAGE_GROUPS = 32
@@ -91,6 +92,7 @@ def rows_of_groups(group_ids: Sequence[str]) -> dict[Table, ColumnElement[bool]]
         trajectory_interactions: trajectory_interactions.c.trajectory_id.in_(of_trajectory),
         trajectories: trajectories.c.group_id.in_(group_ids),
         rewards: rewards.c.session_id.in_(of_session),
+        unsent_traces: unsent_traces.c.session_id.in_(of_session),
         keys: keys.c.session_id.in_(of_session),
         interaction_data: interaction_data.c.interaction_id.in_(of_call),
         interactions: interactions.c.session_id.in_(of_session),

@@ -5,7 +5,6 @@ from __future__ import annotations
 import struct
 import sys
 import threading
-from collections.abc import Mapping
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -16,9 +15,11 @@ from loop_setup import Died, Setup
 from agentrl.configs.metrics_config import MetricsConfig
 from agentrl.errors import ConfigError
 from agentrl.store import events
-from agentrl.store.training import steps
-from agentrl.trainer.metrics import metric_sinks
-from agentrl.trainer.metrics.metric_sinks import Sinks
+from agentrl.store.training import sample_rows, steps
+from agentrl.store.training.sample_rows import SampledRollout
+from agentrl.trainer.metrics import metric_sinks, sample_tables
+from agentrl.trainer.metrics.metric_sinks import Logged, Sinks
+from agentrl.trainer.metrics.sample_tables import SampleTable
 from agentrl.trainer.publish.publish_client import Publisher
 from agentrl.trainer.stored_lineage import StoredLineage
 
@@ -32,8 +33,9 @@ class Recorder:
         self.got: list[tuple[int, dict[str, float]]] = []
         self.closed = False
 
-    def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        self.got.append((step, dict(metrics)))
+    def log(self, step: int, logged: Logged) -> None:
+        assert not isinstance(logged, SampleTable)
+        self.got.append((step, dict(logged)))
 
     def close(self) -> None:
         self.closed = True
@@ -42,8 +44,8 @@ class Recorder:
 class Broken(Recorder):
     """One that fails at every step but the first."""
 
-    def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        super().log(step, metrics)
+    def log(self, step: int, logged: Logged) -> None:
+        super().log(step, logged)
         if step > 1:
             raise ConnectionError(f"no route at step {step}")
 
@@ -117,6 +119,7 @@ class Service:
         self.down: Exception | None = None
         module = ModuleType(name)
         module.init = self._init  # type: ignore[attr-defined]
+        module.Table = lambda **given: ("table", given)  # type: ignore[attr-defined]
         monkeypatch.setitem(sys.modules, name, module)
 
     def _init(self, **given: Any) -> Any:
@@ -185,6 +188,50 @@ def test_a_resume_continues_the_same_run(setup: Setup, monkeypatch: pytest.Monke
         assert service.axes == [("*", "step")] * 2
     else:
         assert first["project"] == "q"
+
+
+@pytest.mark.parametrize("name", ["wandb", "trackio"])
+def test_every_nth_step_sends_a_table_of_a_few_rollouts(
+    setup: Setup, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    service = Service(monkeypatch, name)
+    sections = {name: EVERYWHERE.model_dump()[name], "samples": {"every": 2, "count": 3}}
+    use(setup, MetricsConfig(**sections))
+    assert setup.train()
+    tables = {row["step"]: row["samples"][1] for row in service.rows if "samples" in row}
+    assert list(tables) == [2, 4]
+    for step, given in tables.items():
+        rows = given["data"]
+        assert len(rows) == 3
+        if name == "wandb":
+            assert given["columns"] == list(sample_tables.COLUMNS)
+            rows = [dict(zip(given["columns"], row, strict=True)) for row in rows]
+        known = {one.session_id: one for one in sampled(setup, step)}
+        for row in rows:
+            stored = known[row["session"]]
+            assert (row["step"], row["group"], row["reward"]) == (step, stored.group_id, stored.reward)
+            assert (row["return"], row["advantage"], row["age"]) == (
+                stored.episode_return,
+                stored.advantage,
+                stored.age,
+            )
+    assert [row["step"] for row in service.rows if "loss" in row] == [1, 2, 3, 4]
+
+
+def sampled(setup: Setup, step: int) -> list[SampledRollout]:
+    (row,) = (row for row in setup.database.query(steps.of_run, setup.run_id) if row.step == step)
+    return setup.database.query(sample_rows.read, row.id, 1000)
+
+
+def test_a_service_that_takes_no_tables_stops_nothing(
+    setup: Setup, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    service = Service(monkeypatch, "trackio")
+    monkeypatch.delattr(sys.modules["trackio"], "Table")
+    use(setup, MetricsConfig(trackio={"project": "q"}, samples={"every": 1}))
+    assert setup.train()
+    assert [row["step"] for row in service.rows] == [1, 2, 3, 4]
+    assert capsys.readouterr().out.count("metrics.trackio: AttributeError") == 1
 
 
 def test_training_goes_on_without_a_service(setup: Setup, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:

@@ -12,7 +12,7 @@ from agentrl.store import family
 from agentrl.store.calls import deliveries
 from agentrl.store.family import Family
 from agentrl.store.sessions.due_times import check_at
-from agentrl.store.sessions.ends import failures, roles
+from agentrl.store.sessions.ends import failures, roles, trace_outbox
 from agentrl.store.sessions.session_limits import Limits
 from agentrl.store.sessions.session_locks import lock, lock_all, lock_group, lock_ids
 from agentrl.store.tables import groups, interactions, sessions
@@ -81,6 +81,8 @@ def _build(conn: Connection, row: Row[Any], tree: Family, limits: Limits, *, par
         deliveries.demote_undelivered(conn, session_id)
         built = trajectories.build(conn, row, limits.turn_discount)
     conn.execute(update(sessions).where(sessions.c.id == session_id).values(built=True, trajectories=built))
+    if limits.traced:
+        trace_outbox.add(conn, row.run_id, session_id)
     return True
 
 

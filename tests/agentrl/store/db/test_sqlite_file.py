@@ -3,9 +3,12 @@
 import shutil
 import sqlite3
 import stat
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+from sqlalchemy import text
 
 from agentrl.errors import StoreError, UserError
 from agentrl.store import Database
@@ -153,3 +156,28 @@ def test_only_the_owner_may_read_a_database_and_its_write_ahead_log(tmp_path):
         modes = {file.name: stat.S_IMODE(file.stat().st_mode) for file in tmp_path.iterdir()}
     database.close()
     assert modes == {"a.db": 0o600, "a.db-wal": 0o600, "a.db-shm": 0o600}
+
+
+def elsewhere(path: Path) -> str:
+    """The tables that another process finds, which opens the file and closes it."""
+    code = "import sqlite3, sys; c = sqlite3.connect(sys.argv[1]); print(c.execute(sys.argv[2]).fetchall()); c.close()"
+    command = [sys.executable, "-c", code, str(path), "SELECT name FROM sqlite_master WHERE name LIKE 'made%'"]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+
+def test_a_second_user_in_the_process_takes_no_locks_from_the_first(tmp_path):
+    path = tmp_path / "a.db"
+    first = Database(f"sqlite:///{path}")
+    first.upgrade()
+    for number in range(2):
+        with first.write() as conn:
+            conn.execute(text(f"CREATE TABLE made{number} (x)"))
+        second = Database(f"sqlite:///{path}")
+        second.require_current()
+        second.close()
+        assert f"made{number}" in elsewhere(path)
+    first.close()
+    first.close()
+    path.write_bytes(b"")
+    with pytest.raises(StoreError, match="empty"):
+        Database(f"sqlite:///{path}")
