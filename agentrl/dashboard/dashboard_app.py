@@ -16,7 +16,7 @@ from starlette.routing import Route
 
 from agentrl.dashboard import page_rendering
 from agentrl.dashboard.live_updates import LiveUpdates
-from agentrl.dashboard.page_request import Query
+from agentrl.dashboard.page_request import Query, Runs
 from agentrl.dashboard.pages import page_list
 from agentrl.dashboard.pages.page_list import Page
 from agentrl.dashboard.shared_pages import SharedPages
@@ -150,14 +150,13 @@ def _shown(page: Page) -> Callable[[Request], Awaitable[Response]]:
 
     async def handler(request: Request) -> Response:
         dashboard, viewer = _dashboard(request), await _viewer(request)
-        query = Query(request.query_params)
-        run = await _run(dashboard, viewer, request) if page.run_of is not None else None
+        query = Query(request.query_params, request.query_params.multi_items())
+        about = await _about(dashboard, viewer, request, page, query)
 
         async def make() -> bytes:
             body: bytes = await dashboard.read(
-                lambda found: _body_of(page, found), page.read, viewer.run_id if run is None else run,
-                request.path_params, query,
-            )  # fmt: skip
+                lambda found: _body_of(page, found), page.read, about, request.path_params, query
+            )
             return body
 
         name = f"{viewer.run_id}\0{request.url.path}?{request.url.query}"
@@ -173,10 +172,23 @@ def _body_of(page: Page, found: Any) -> bytes:
     return page_rendering.render(page.template, **found).encode()
 
 
+async def _about(dashboard: Dashboard, viewer: Viewer, request: Request, page: Page, query: Query) -> str | Runs | None:
+    """The run or the runs of a page, which the viewer may see. Raises RequestError 404."""
+    if page.run_of is not None:
+        return await _run(dashboard, viewer, request)
+    if not page.most_runs:
+        return viewer.run_id
+    named = [await _visible(dashboard, viewer, name) for name in query.texts("run", page.most_runs)]
+    return Runs(list(dict.fromkeys(named)), viewer.run_id)
+
+
 async def _run(dashboard: Dashboard, viewer: Viewer, request: Request) -> str:
     """The id of the run that an address names. Raises RequestError 404, also for a run that is not the viewer's."""
-    params = request.path_params
-    run_id = await dashboard.read(_same, run_cards.id_of, params.get("run"), params.get("session"))
+    return await _visible(dashboard, viewer, request.path_params.get("run"), request.path_params.get("session"))
+
+
+async def _visible(dashboard: Dashboard, viewer: Viewer, run: str | None, session: str | None = None) -> str:
+    run_id = await dashboard.read(_same, run_cards.id_of, run, session)
     if run_id is None or not viewer.may_see(run_id):
         raise RequestError(404, "there is no such page", code="not_found")
     found: str = run_id
