@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -22,6 +23,7 @@ from agentrl.dashboard.pages.page_list import Page
 from agentrl.dashboard.shared_pages import SharedPages
 from agentrl.dashboard.sign_in import COOKIE, LASTS_S, Door, Signer, Viewer
 from agentrl.errors import RequestError, StoreError
+from agentrl.store import Connection
 from agentrl.store.db.codec import hash_key
 from agentrl.store.views import change_mark, run_cards
 
@@ -39,6 +41,8 @@ HEADERS = {
 }
 FOREVER = {**HEADERS, "cache-control": "private, max-age=31536000, immutable"}
 FORM_BYTES = 4096
+ANEW = "agentrl-anew-in"
+"""A header: the page may lack the last change of its run, and is made anew after so many seconds."""
 
 
 class Read(Protocol):
@@ -142,7 +146,8 @@ async def live(request: Request) -> Response:
     if dashboard.live.is_full:
         raise RequestError(503, "too many open pages", code="too_many_pages", retry_after_s=30.0)
     request.scope["endless"] = True
-    return StreamingResponse(dashboard.live.events(run), media_type="text/event-stream", headers=HEADERS)
+    known = request.query_params.get("mark")
+    return StreamingResponse(dashboard.live.events(run, known), media_type="text/event-stream", headers=HEADERS)
 
 
 def _shown(page: Page) -> Callable[[Request], Awaitable[Response]]:
@@ -155,15 +160,24 @@ def _shown(page: Page) -> Callable[[Request], Awaitable[Response]]:
 
         async def make() -> bytes:
             body: bytes = await dashboard.read(
-                lambda found: _body_of(page, found), page.read, about, request.path_params, query
+                lambda found: _body_of(page, found), _read, page, about, request.path_params, query
             )
             return body
 
         name = f"{viewer.run_id}\0{request.url.path}?{request.url.query}"
-        body = await dashboard.shared.get(name, make)
-        return Response(body, media_type="application/json" if page.template is None else "text/html", headers=HEADERS)
+        shared = await dashboard.shared.get(name, make)
+        lacks = isinstance(about, str) and shared.began < dashboard.live.noticed_at(about)
+        headers = {**HEADERS, ANEW: f"{max(0.0, shared.until - time.monotonic()):.2f}"} if lacks else HEADERS
+        media_type = "application/json" if page.template is None else "text/html"
+        return Response(shared.body, media_type=media_type, headers=headers)
 
     return handler
+
+
+def _read(conn: Connection, page: Page, about: str | Runs | None, params: Mapping[str, str], query: Query) -> Any:
+    """What a page shows, and the mark of its run at that moment."""
+    mark = {"mark": change_mark.of_run(conn, about)} if page.template is not None and isinstance(about, str) else {}
+    return page.read(conn, about, params, query) | mark
 
 
 def _body_of(page: Page, found: Any) -> bytes:
