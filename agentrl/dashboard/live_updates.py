@@ -69,8 +69,8 @@ class LiveUpdates:
     async def events(self, run_id: str, known: str | None = None) -> AsyncIterator[bytes]:
         """The stream of one page: a `changed` event after each change of the run, without end.
 
-        `known` is the mark of the run that the page shows: if the run has another one, the page is told so. No change is
-        missed between a page and its stream, or while a stream was broken.
+        `known` is the mark of the run that the page shows. A page of another mark is told at once, so it misses no
+        change before its stream began, or while the stream was broken.
         """
         listener = _Listener(known)
         changed = listener.changed

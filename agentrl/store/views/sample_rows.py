@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from sqlalchemy import Connection, exists, select
+from sqlalchemy import Connection, exists, func, select
 
-from agentrl.domain.schemas import Json
+from agentrl.domain.schemas import Json, StepState
 from agentrl.store.sample_flow import WAITING
 from agentrl.store.tables import sessions, step_trajectories, steps, trajectories
 
@@ -18,13 +18,17 @@ def of_band(conn: Connection, run_id: str, band: str, reason: str | None, before
         return _sessions(conn, run_id, band, reason, before)
     states = WAITING if band == "waiting" else (band,)
     t = trajectories.c
+    step = (  # of the surviving lineage; a trajectory may also be in steps that were rolled back
+        select(func.max(steps.c.step))
+        .join(step_trajectories, step_trajectories.c.step_id == steps.c.id)
+        .where(step_trajectories.c.trajectory_id == t.id, steps.c.state != StepState.ROLLED_BACK)
+        .scalar_subquery()
+    )
     query = (
         select(
             t.id, t.session_id, t.group_id, t.state, t.reason, t.tokens, t.trainable_tokens, t.min_version,
-            t.max_version, t["return"].label("return_"), t.created_at, steps.c.step,
+            t.max_version, t["return"].label("return_"), t.created_at, step.label("step"),
         )
-        .outerjoin(step_trajectories, step_trajectories.c.trajectory_id == t.id)
-        .outerjoin(steps, (steps.c.id == step_trajectories.c.step_id) & (steps.c.state != "rolled_back"))
         .where(t.run_id == run_id, t.state.in_(states))
         .order_by(t.id.desc())
         .limit(PAGE)
