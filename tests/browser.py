@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 import uvicorn
-from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Error, Page, sync_playwright
+from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Dialog, Error, Page, sync_playwright
 from starlette.applications import Starlette
 
 from agentrl.dashboard import own_server
@@ -92,9 +92,13 @@ class Watch:
             if message.type in ("error", "warning") and not message.text.startswith(HARMLESS):
                 made.faults.append(f"{message.type}: {message.text}")
 
+        def asked(dialog: Dialog) -> None:
+            made.faults.append(f"dialog: {dialog.message}")
+            dialog.dismiss()
+
         page.on("console", said)
         page.on("pageerror", lambda error: made.faults.append(f"script: {error}"))
-        page.on("dialog", lambda dialog: (made.faults.append(f"dialog: {dialog.message}"), dialog.dismiss()))
+        page.on("dialog", asked)
         return made
 
 

@@ -40,7 +40,7 @@ HEADERS = {
     "cache-control": "no-store",
 }
 FOREVER = {**HEADERS, "cache-control": "private, max-age=31536000, immutable"}
-FORM_BYTES = 4096
+FORM_BYTES, FORM_FIELDS = 4096, 4
 ANEW = "agentrl-anew-in"
 """A header: the page may lack the last change of its run, and is made anew after so many seconds."""
 
@@ -110,7 +110,7 @@ async def sign_in_form(request: Request) -> Response:
 async def sign_in(request: Request) -> Response:
     """Check a key and set the cookie."""
     _refuse_other_sites(request)
-    form = parse_qs((await _body(request)).decode("utf-8", "replace"), max_num_fields=4)
+    form = _fields(await _body(request))
     key, after = form.get("key", [""])[0].strip(), _next(form.get("next", [""])[0])
     dashboard = _dashboard(request)
     try:
@@ -234,6 +234,14 @@ async def _body(request: Request) -> bytes:
         if len(body) > FORM_BYTES:
             raise RequestError(413, "the form is too large", code="too_large")
     return body
+
+
+def _fields(body: bytes) -> dict[str, list[str]]:
+    """The fields of a form. Raises RequestError 400 for more than a sign-in has."""
+    try:
+        return parse_qs(body.decode("utf-8", "replace"), max_num_fields=FORM_FIELDS)
+    except ValueError as error:
+        raise RequestError(400, "the form has too many fields", code="invalid_form") from error
 
 
 def _refuse_other_sites(request: Request) -> None:

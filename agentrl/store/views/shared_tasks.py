@@ -30,8 +30,8 @@ def of_runs(conn: Connection, run_ids: Sequence[str], most: int = 50) -> tuple[i
 
     Each has its `data` as text, `means` and `sessions` in the order of the runs, and the `difference` of the means.
     """
-    counts = conn.execute(select(runs.c.id, runs.c.admitted).where(runs.c.id.in_(run_ids)))
-    admitted = {row.id: row.admitted for row in counts}
+    rows = conn.execute(select(runs.c.id, runs.c.admitted).where(runs.c.id.in_(run_ids)))
+    admitted = {row.id: row.admitted for row in rows}
     first = min(run_ids, key=lambda run_id: admitted[run_id])
     wanted = _newest(conn, first, LOOKED_AT // len(run_ids))
     same = {run_id: _same(conn, run_id, wanted) if run_id != first else _by_data(wanted) for run_id in run_ids}

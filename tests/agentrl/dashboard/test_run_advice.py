@@ -135,8 +135,10 @@ def test_the_most_urgent_notes_come_first_and_lead_to_our_pages() -> None:
 
 
 def test_a_run_that_has_just_begun_has_no_note() -> None:
-    nothing = {"step": [], "at": [], "metrics": {}}
-    few = {"sessions": {"ended": 3, "failed": 3, "error": "x", "error_times": 3, "example": "s1", "streak": 3}}
+    nothing: dict[str, Any] = {"step": [], "at": [], "metrics": {}}
+    few: dict[str, Any] = {
+        "sessions": {"ended": 3, "failed": 3, "error": "x", "error_times": 3, "example": "s1", "streak": 3}
+    }
     few |= {"calls": {"calls": 2, "forks": [], "truncated": 2, "failed": 2}, "tools": []}
     assert notes(series=nothing, evaluations=[], engines=[], flow={"samples": 0, "bands": []}, faults=few) == []
 
