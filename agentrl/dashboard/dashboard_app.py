@@ -247,7 +247,7 @@ def _fields(body: bytes) -> dict[str, list[str]]:
 def _refuse_other_sites(request: Request) -> None:
     """Raise RequestError 403 for a form that another site's page has sent."""
     origin = request.headers.get("origin")
-    if origin not in (None, "null") and origin.partition("://")[2] != request.headers.get("host"):
+    if origin is not None and origin.partition("://")[2] != request.headers.get("host"):  # "null": a sandboxed frame
         raise RequestError(403, "this form is on another site", code="forbidden")
     if request.headers.get("sec-fetch-site", "same-origin") not in ("same-origin", "none"):
         raise RequestError(403, "this form is on another site", code="forbidden")

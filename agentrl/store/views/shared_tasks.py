@@ -15,7 +15,7 @@ from sqlalchemy import Connection, Text, cast, func, select
 from agentrl.domain.schemas import Json
 from agentrl.store.tables import groups, runs, sessions, tasks, trajectories
 
-LOOKED_AT = 800
+LOOKED_AT = 500
 """Tasks of all runs together whose returns are read."""
 MOST_TASKS = 20_000
 """Tasks of a run that are read to find the same data at another position."""

@@ -148,7 +148,13 @@ async def test_a_page_without_a_key_is_not_shown(client: httpx.AsyncClient) -> N
 
 
 @pytest.mark.parametrize(
-    "headers", [{"origin": "http://evil.example"}, {"sec-fetch-site": "cross-site"}, {"sec-fetch-site": "same-site"}]
+    "headers",
+    [
+        {"origin": "http://evil.example"},
+        {"origin": "null"},
+        {"sec-fetch-site": "cross-site"},
+        {"sec-fetch-site": "same-site"},
+    ],
 )
 @pytest.mark.parametrize("path", ["/sign-in", "/sign-out"])
 async def test_forms_of_other_sites_are_refused(client: httpx.AsyncClient, path: str, headers: dict[str, str]) -> None:
