@@ -75,13 +75,13 @@ def of_run(
     cursor = min(cursor, before) if before is not None else cursor
     while True:
         began = time.monotonic()
-        ids = conn.execute(
-            select(sessions.c.id)
+        rows = conn.execute(
+            select(sessions.c.id, sessions.c.run_id)
             .where(sessions.c.id < cursor, sessions.c.id > oldest)
             .order_by(sessions.c.id.desc())
             .limit(size)
-        ).scalars()
-        window = list(ids)
+        )
+        window = {row.id: row.run_id == run_id for row in rows}
         if not window:
             found.before = None
             break
@@ -104,18 +104,21 @@ def _bounds(conn: Connection, run_id: str) -> tuple[str, str]:
     return codec.first_id(max(0.0, run.created_at - CLOCK_SLACK_S)), newest
 
 
-def _take(conn: Connection, run_id: str, wanted: Wanted, window: Sequence[str], found: Found, deadline: float) -> str:
-    """Add the sessions of a window that are as wanted; returns the id of the last session that was looked at."""
+def _take(conn: Connection, run_id: str, wanted: Wanted, window: dict[str, bool], found: Found, deadline: float) -> str:
+    """Add the sessions of a window that are as wanted; returns the id of the last session that was looked at.
+
+    The window has the sessions of every run, newest first, and whether each is of this one.
+    """
+    newest, last = next(iter(window)), next(reversed(window))
     room = PAGE - len(found.rows)
     narrow = wanted.reads_calls or wanted.fork is not None or wanted.low is not None or wanted.high is not None
-    query = _matching(run_id, wanted).where(sessions.c.id <= window[0], sessions.c.id >= window[-1])
+    query = _matching(run_id, wanted).where(sessions.c.id <= newest, sessions.c.id >= last)
     left = list(conn.execute(query if narrow else query.limit(room)))
     if narrow:
         left = _by_return(conn, left, wanted)
     if wanted.fork is not None:
         left = _by_fork(conn, left, wanted.fork)
     hits: dict[str, Json] = {}
-    last = window[-1]
     if wanted.reads_calls:
         phrase = None if wanted.text is None else Phrase(wanted.text)
         ids = [row.id for row in left]
@@ -126,7 +129,7 @@ def _take(conn: Connection, run_id: str, wanted: Wanted, window: Sequence[str], 
         left = left[:room]
         last = left[-1].id
     found.rows += [dict(row._mapping) | {"hit": hits.get(row.id)} for row in left]
-    found.looked_at += window.index(last) + 1
+    found.looked_at += sum(of_run for session_id, of_run in window.items() if session_id >= last)
     return last
 
 

@@ -210,6 +210,7 @@ def test_sessions_of_other_runs_and_of_other_times_are_left_out(history: History
     other.train(1)
     whole = ids(history)
     assert not set(whole) & set(ids(other))
+    assert found(history, text="nothing").looked_at == len(whole)
     with history.db.write() as conn:
         conn.execute(update(runs).where(runs.c.id == history.run_id).values(created_at=0.0))
         heartbeats.beat(conn, history.run_id, "worker", "w")
