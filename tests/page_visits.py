@@ -13,7 +13,9 @@ from agentrl.dashboard import own_server
 from agentrl.store import Database
 
 KEY = "a key"
-HOSTILE = "</td><script>owned()</script><img src=x onerror=owned()> \x1b[31mred\x1b[0m \u202eesrever\u202c {{ 7 * 7 }}"
+HOSTILE = (
+    "</td><script>owned()</script><img src=x onerror=owned()> \x1b[31mred\x1b[0m \u202eesrever\u202c {{ 7777 * 7777 }}"
+)
 ALIVE = ("<script>owned", "<img", "\x1b", "\u202e")
 """What a page has if it shows HOSTILE as something else than text."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -16,12 +17,13 @@ from starlette.routing import Route
 
 from agentrl.dashboard import page_rendering
 from agentrl.dashboard.live_updates import LiveUpdates
-from agentrl.dashboard.page_request import Query
+from agentrl.dashboard.page_request import Query, Runs
 from agentrl.dashboard.pages import page_list
 from agentrl.dashboard.pages.page_list import Page
 from agentrl.dashboard.shared_pages import SharedPages
 from agentrl.dashboard.sign_in import COOKIE, LASTS_S, Door, Signer, Viewer
 from agentrl.errors import RequestError, StoreError
+from agentrl.store import Connection
 from agentrl.store.db.codec import hash_key
 from agentrl.store.views import change_mark, run_cards
 
@@ -38,7 +40,9 @@ HEADERS = {
     "cache-control": "no-store",
 }
 FOREVER = {**HEADERS, "cache-control": "private, max-age=31536000, immutable"}
-FORM_BYTES = 4096
+FORM_BYTES, FORM_FIELDS = 4096, 4
+ANEW = "agentrl-anew-in"
+"""A header: the page may lack the last change of its run, and is made anew after so many seconds."""
 
 
 class Read(Protocol):
@@ -106,7 +110,7 @@ async def sign_in_form(request: Request) -> Response:
 async def sign_in(request: Request) -> Response:
     """Check a key and set the cookie."""
     _refuse_other_sites(request)
-    form = parse_qs((await _body(request)).decode("utf-8", "replace"), max_num_fields=4)
+    form = _fields(await _body(request))
     key, after = form.get("key", [""])[0].strip(), _next(form.get("next", [""])[0])
     dashboard = _dashboard(request)
     try:
@@ -142,7 +146,8 @@ async def live(request: Request) -> Response:
     if dashboard.live.is_full:
         raise RequestError(503, "too many open pages", code="too_many_pages", retry_after_s=30.0)
     request.scope["endless"] = True
-    return StreamingResponse(dashboard.live.events(run), media_type="text/event-stream", headers=HEADERS)
+    known = request.query_params.get("mark")
+    return StreamingResponse(dashboard.live.events(run, known), media_type="text/event-stream", headers=HEADERS)
 
 
 def _shown(page: Page) -> Callable[[Request], Awaitable[Response]]:
@@ -150,21 +155,29 @@ def _shown(page: Page) -> Callable[[Request], Awaitable[Response]]:
 
     async def handler(request: Request) -> Response:
         dashboard, viewer = _dashboard(request), await _viewer(request)
-        query = Query(request.query_params)
-        run = await _run(dashboard, viewer, request) if page.run_of is not None else None
+        query = Query(request.query_params, request.query_params.multi_items())
+        about = await _about(dashboard, viewer, request, page, query)
 
         async def make() -> bytes:
             body: bytes = await dashboard.read(
-                lambda found: _body_of(page, found), page.read, viewer.run_id if run is None else run,
-                request.path_params, query,
-            )  # fmt: skip
+                lambda found: _body_of(page, found), _read, page, about, request.path_params, query
+            )
             return body
 
         name = f"{viewer.run_id}\0{request.url.path}?{request.url.query}"
-        body = await dashboard.shared.get(name, make)
-        return Response(body, media_type="application/json" if page.template is None else "text/html", headers=HEADERS)
+        shared = await dashboard.shared.get(name, make)
+        lacks = isinstance(about, str) and shared.began < dashboard.live.noticed_at(about)
+        headers = {**HEADERS, ANEW: f"{max(0.0, shared.until - time.monotonic()):.2f}"} if lacks else HEADERS
+        media_type = "application/json" if page.template is None else "text/html"
+        return Response(shared.body, media_type=media_type, headers=headers)
 
     return handler
+
+
+def _read(conn: Connection, page: Page, about: str | Runs | None, params: Mapping[str, str], query: Query) -> Any:
+    """What a page shows, and the mark of its run at that moment."""
+    mark = {"mark": change_mark.of_run(conn, about)} if page.template is not None and isinstance(about, str) else {}
+    return page.read(conn, about, params, query) | mark
 
 
 def _body_of(page: Page, found: Any) -> bytes:
@@ -173,10 +186,23 @@ def _body_of(page: Page, found: Any) -> bytes:
     return page_rendering.render(page.template, **found).encode()
 
 
+async def _about(dashboard: Dashboard, viewer: Viewer, request: Request, page: Page, query: Query) -> str | Runs | None:
+    """The run or the runs of a page, which the viewer may see. Raises RequestError 404."""
+    if page.run_of is not None:
+        return await _run(dashboard, viewer, request)
+    if not page.most_runs:
+        return viewer.run_id
+    named = [await _visible(dashboard, viewer, name) for name in query.texts("run", page.most_runs)]
+    return Runs(list(dict.fromkeys(named)), viewer.run_id)
+
+
 async def _run(dashboard: Dashboard, viewer: Viewer, request: Request) -> str:
     """The id of the run that an address names. Raises RequestError 404, also for a run that is not the viewer's."""
-    params = request.path_params
-    run_id = await dashboard.read(_same, run_cards.id_of, params.get("run"), params.get("session"))
+    return await _visible(dashboard, viewer, request.path_params.get("run"), request.path_params.get("session"))
+
+
+async def _visible(dashboard: Dashboard, viewer: Viewer, run: str | None, session: str | None = None) -> str:
+    run_id = await dashboard.read(_same, run_cards.id_of, run, session)
     if run_id is None or not viewer.may_see(run_id):
         raise RequestError(404, "there is no such page", code="not_found")
     found: str = run_id
@@ -210,10 +236,18 @@ async def _body(request: Request) -> bytes:
     return body
 
 
+def _fields(body: bytes) -> dict[str, list[str]]:
+    """The fields of a form. Raises RequestError 400 for more than a sign-in has."""
+    try:
+        return parse_qs(body.decode("utf-8", "replace"), max_num_fields=FORM_FIELDS)
+    except ValueError as error:
+        raise RequestError(400, "the form has too many fields", code="invalid_form") from error
+
+
 def _refuse_other_sites(request: Request) -> None:
     """Raise RequestError 403 for a form that another site's page has sent."""
     origin = request.headers.get("origin")
-    if origin not in (None, "null") and origin.partition("://")[2] != request.headers.get("host"):
+    if origin is not None and origin.partition("://")[2] != request.headers.get("host"):  # "null": a sandboxed frame
         raise RequestError(403, "this form is on another site", code="forbidden")
     if request.headers.get("sec-fetch-site", "same-origin") not in ("same-origin", "none"):
         raise RequestError(403, "this form is on another site", code="forbidden")

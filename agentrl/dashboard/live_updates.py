@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -25,10 +26,17 @@ MOST_LISTENERS = 256
 Mark = Callable[[str], Awaitable[str]]
 
 
+@dataclass(slots=True, eq=False)
+class _Listener:
+    known: str | None  # the mark of what its page shows
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
+
+
 @dataclass(slots=True)
 class _Watched:
-    listeners: set[asyncio.Event] = field(default_factory=set)
+    listeners: set[_Listener] = field(default_factory=set)
     task: asyncio.Task[None] | None = None
+    noticed_at: float = 0.0  # the last change; time.monotonic
 
 
 class LiveUpdates:
@@ -39,15 +47,35 @@ class LiveUpdates:
         self._watched: dict[str, _Watched] = {}
 
     @property
+    def watchers(self) -> int:
+        """How many runs are watched."""
+        return len(self._watched)
+
+    @property
+    def listeners(self) -> int:
+        """How many pages listen."""
+        return sum(len(watched.listeners) for watched in self._watched.values())
+
+    @property
     def is_full(self) -> bool:
         """Whether no more pages can listen."""
-        return sum(len(watched.listeners) for watched in self._watched.values()) >= MOST_LISTENERS
+        return self.listeners >= MOST_LISTENERS
 
-    async def events(self, run_id: str) -> AsyncIterator[bytes]:
-        """The stream of one page: a `changed` event after each change of the run, without end."""
-        changed = asyncio.Event()
+    def noticed_at(self, run_id: str) -> float:
+        """When the watcher of a run noticed the last change (time.monotonic); 0 without one."""
+        watched = self._watched.get(run_id)
+        return 0.0 if watched is None else watched.noticed_at
+
+    async def events(self, run_id: str, known: str | None = None) -> AsyncIterator[bytes]:
+        """The stream of one page: a `changed` event after each change of the run, without end.
+
+        `known` is the mark of the run that the page shows. A page of another mark is told at once, so it misses no
+        change before its stream began, or while the stream was broken.
+        """
+        listener = _Listener(known)
+        changed = listener.changed
         watched = self._watched.setdefault(run_id, _Watched())
-        watched.listeners.add(changed)
+        watched.listeners.add(listener)
         if watched.task is None:
             watched.task = asyncio.create_task(self._watch(run_id, watched), name=f"dashboard-{run_id}")
         try:
@@ -55,25 +83,26 @@ class LiveUpdates:
             while True:
                 with suppress(TimeoutError):
                     await asyncio.wait_for(changed.wait(), ALIVE_EVERY_S)
-                yield b"event: changed\ndata: \n\n" if changed.is_set() else b": alive\n\n"
-                changed.clear()
+                told = changed.is_set()
+                changed.clear()  # first: a change during the yield is told next time
+                yield b"event: changed\ndata: \n\n" if told else b": alive\n\n"
                 await asyncio.sleep(TELL_EVERY_S)
         finally:
-            watched.listeners.discard(changed)
+            watched.listeners.discard(listener)
             if not watched.listeners and watched.task is not None:
                 watched.task.cancel()
                 self._watched.pop(run_id, None)
 
     async def _watch(self, run_id: str, watched: _Watched) -> None:
-        seen = None
         while True:
             try:
                 mark = await self._mark(run_id)
             except StoreError as error:
                 log.info("dashboard: %s; trying again", error)
             else:
-                if seen not in (None, mark):
-                    for listener in watched.listeners:
-                        listener.set()
-                seen = mark
+                for listener in watched.listeners:
+                    if listener.known not in (None, mark):
+                        watched.noticed_at = time.monotonic()
+                        listener.changed.set()
+                    listener.known = mark
             await asyncio.sleep(WATCH_EVERY_S)

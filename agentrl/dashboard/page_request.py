@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from agentrl.errors import bad_parameter
@@ -13,10 +13,25 @@ MAX_INT32 = 2**31 - 1
 
 
 @dataclass(frozen=True, slots=True)
+class Runs:
+    """The ids of the runs that an address names, each of which the viewer may see.
+
+    `bound_to` is the one run that the viewer is bound to, or None.
+    """
+
+    named: Sequence[str]
+    bound_to: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Query:
-    """The query string of a page. Every reader raises RequestError 400 with the name of a value that it refuses."""
+    """The query string of a page. Every reader raises RequestError 400 with the name of a value that it refuses.
+
+    `pairs` holds every parameter in its order, for those that may be repeated.
+    """
 
     given: Mapping[str, str]
+    pairs: Sequence[tuple[str, str]] = ()
 
     def text(self, name: str) -> str | None:
         """A text of at most LONGEST characters; None if it is absent or empty."""
@@ -26,6 +41,14 @@ class Query:
         if "\0" in value:
             raise bad_parameter(name, f"{name}: it contains NUL")
         return value or None
+
+    def texts(self, name: str, most: int) -> list[str]:
+        """The different texts of a parameter that may be repeated, at most `most`."""
+        values = dict.fromkeys(value.strip() for key, value in self.pairs if key == name)
+        found = [text for value in values if (text := Query({name: value}).text(name)) is not None]
+        if len(found) > most:
+            raise bad_parameter(name, f"{name}: at most {most} of them")
+        return found
 
     def choice(self, name: str, *choices: str) -> str | None:
         """One of `choices`; None if it is absent."""

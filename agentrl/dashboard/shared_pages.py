@@ -19,9 +19,18 @@ REST = 4.0
 MOST_PAGES = 64
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
+class SharedPage(Generic[T]):
+    """A page, when its reads began, and until when it is shared (time.monotonic)."""
+
+    body: T
+    began: float
+    until: float
+
+
+@dataclass(slots=True, eq=False)
 class _Made(Generic[T]):
-    making: asyncio.Task[T]
+    making: asyncio.Task[SharedPage[T]] | None = None
     until: float = float("inf")  # time.monotonic
 
 
@@ -31,24 +40,27 @@ class SharedPages(Generic[T]):
 
     _made: dict[str, _Made[T]] = field(default_factory=dict)
 
-    async def get(self, name: str, make: Callable[[], Awaitable[T]]) -> T:
+    async def get(self, name: str, make: Callable[[], Awaitable[T]]) -> SharedPage[T]:
         """The page of this name: one that is being made or was made a moment ago, else a new one."""
         self._drop_old()
         made = self._made.get(name)
         if made is None:
-            made = self._made[name] = _Made(asyncio.create_task(self._make(name, make)))
+            made = self._made[name] = _Made()
+            made.making = asyncio.create_task(self._make(name, made, make))
+        assert made.making is not None
         return await asyncio.shield(made.making)
 
-    async def _make(self, name: str, make: Callable[[], Awaitable[T]]) -> T:
+    async def _make(self, name: str, made: _Made[T], make: Callable[[], Awaitable[T]]) -> SharedPage[T]:
         began = time.monotonic()
         try:
-            page = await make()
+            body = await make()
         except BaseException:
-            self._made.pop(name, None)
+            if self._made.get(name) is made:
+                del self._made[name]
             raise
         took = time.monotonic() - began
-        self._made[name].until = time.monotonic() + max(SHARED_S, REST * took)
-        return page
+        made.until = began + took + max(SHARED_S, REST * took)
+        return SharedPage(body, began, made.until)
 
     def _drop_old(self) -> None:
         now = time.monotonic()

@@ -8,11 +8,13 @@ from typing import Any
 
 from agentrl.dashboard.page_request import Query
 from agentrl.dashboard.pages import (
+    compare_page,
     engines_page,
     events_page,
     home_page,
     run_page,
     samples_page,
+    search_page,
     series_data,
     session_page,
 )
@@ -28,12 +30,14 @@ class Page:
     """`read(conn, run_id, path parameters, query)` gives the template's values; without a template, the JSON itself.
 
     The run is the one that the path names, by `run` or by `session`. A page without one gets the run that the viewer
-    is bound to, or None.
+    is bound to, or None; one of several runs gets the `Runs` that its query names.
     """
 
     path: str
     template: str | None
     read: Reader
+    most_runs: int = 0
+    """How many runs the parameter `run` may name; 0 for a page of one run or of all."""
 
     @property
     def run_of(self) -> str | None:
@@ -43,6 +47,7 @@ class Page:
 
 PAGES = (
     Page("/", "home.html", home_page.read),
+    Page("/compare", "compare.html", compare_page.read, most_runs=6),
     Page("/runs/{run}", "run.html", run_page.read),
     Page("/runs/{run}/series.json", None, series_data.read),
     Page("/runs/{run}/samples", "samples.html", samples_page.read),
@@ -56,4 +61,5 @@ PAGES = (
     Page("/runs/{run}/evaluations", "evaluations.html", evaluations_page.read),
     Page("/runs/{run}/engines", "engines.html", engines_page.read),
     Page("/runs/{run}/events", "events.html", events_page.read),
+    Page("/runs/{run}/search", "search.html", search_page.read),
 )

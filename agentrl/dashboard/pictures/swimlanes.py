@@ -36,7 +36,7 @@ def drawn(lanes: Sequence[Json], now: float, *, until: float | None = None) -> M
             _bar(x, lane["created_at"], over, "lane", y=y + 6, height=5),
             *(shape for call in lane["calls"] for shape in _call(call, y, x, end)),
         ]
-        told = f"session {lane['id']}: {lane['status']}, {len(lane['calls'])} calls"
+        told = f"{lane['id'][-10:]} {lane['status']}, {len(lane['calls'])} calls, session {lane['id']}"
         out.append(link(f"/ui/sessions/{lane['id']}", *shapes, title=told))
     return picture(WIDTH, AXIS + len(lanes) * LANE + 4, f"{len(lanes)} episodes over {width:.1f} s", out)
 

@@ -18,8 +18,11 @@ function signInByFragment() {
   form.submit();
 }
 
-// Replaces the live parts by those of the page as it is now. What has the focus stays.
+// Replaces the live parts by those of the page as it is now. What has the focus stays. A page that the server shares
+// may lack the change: it is read once more when the server makes it anew.
+let again;
 async function refresh() {
+  clearTimeout(again);
   const answer = await fetch(location.href, { headers: { accept: "text/html" } });
   if (answer.redirected || answer.status === 401) return location.reload();
   if (!answer.ok) return say(`The page could not be read again: ${answer.status}`);
@@ -31,6 +34,8 @@ async function refresh() {
     part.className = now.className;
     localTimes(part);
   }
+  const anew = answer.headers.get("agentrl-anew-in");
+  if (anew !== null) again = setTimeout(refresh, 1000 * Number(anew) + 100);
   say("");
   document.dispatchEvent(new Event("refreshed"));
 }

@@ -96,6 +96,11 @@ def unpack_json(blob: bytes) -> Any:
     return orjson.loads(decompress(blob))
 
 
+def packed_text(blob: bytes) -> str:
+    """The text of `pack_json`, not decoded: to look for a string before the value is built."""
+    return decompress(blob).decode()
+
+
 def json_text(value: Any) -> str:
     """A small JSON value as text, for a JSON column that is written in bulk."""
     return orjson.dumps(value).decode()

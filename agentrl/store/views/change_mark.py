@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+
 from sqlalchemy import Connection, func, select
 
 from agentrl.store.tables import engines, events, interactions, rewards, runs, sessions, steps
@@ -25,4 +27,5 @@ def of_run(conn: Connection, run_id: str) -> str:
         select(func.count(), func.sum(sessions.c.seq)).where(sessions.c.run_id == run_id, sessions.c.built.is_(False))
     ).one()
     pool = conn.execute(select(func.count(), func.sum(engines.c.changes)).where(engines.c.run_id == run_id)).one()
-    return repr((run, newest, tuple(unbuilt), tuple(pool)))
+    facts = (run and tuple(run), newest, [int(n or 0) for n in (*unbuilt, *pool)])
+    return hashlib.blake2b(repr(facts).encode(), digest_size=12).hexdigest()

@@ -35,7 +35,7 @@ BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 HOSTILE = (
     "</script><script>document.title='owned'</script>"
     "<img src=x onerror=\"document.title='owned'\"><svg onload=\"document.title='owned'\">"
-    "[link](javascript:document.title='owned') \x1b[31mred\x1b[0m \u202eesrever\u202c {{ 7 * 7 }} <!-- "
+    "[link](javascript:document.title='owned') \x1b[31mred\x1b[0m \u202eesrever\u202c {{ 7777 * 7777 }} <!-- "
 )
 
 
@@ -91,7 +91,7 @@ def test_what_others_wrote_is_text(history: History) -> None:
     for tag in ("<img", "<svg", "<script>document", "\x1b", "\u202e"):
         assert tag not in page, tag
     assert page.count("<script") == page.count("</script>") == 2
-    assert "{{ 7 * 7 }}" in page
+    assert "{{ 7777 * 7777 }}" in page
     assert HOSTILE.split("<svg")[0] in unescape(page)
     assert "\\x1b[31mred" in page
 

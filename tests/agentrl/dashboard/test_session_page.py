@@ -18,7 +18,7 @@ from .visitor import Visitor
 TOOLS = [{"type": "function", "function": {"name": "calculator", "parameters": {}}}]
 HOSTILE = (
     "</pre></script><script>document.title='owned'</script><img src=x onerror=alert(1)><svg onload=alert(1)>"
-    "[link](javascript:alert(1)) \x1b[31mred\x1b[0m \u202eesrever\u202c {{ 7 * 7 }}"
+    "[link](javascript:alert(1)) \x1b[31mred\x1b[0m \u202eesrever\u202c {{ 7777 * 7777 }}"
 )
 
 
@@ -58,7 +58,7 @@ def test_the_other_session_of_the_group_is_one_click_away_and_beside_it(history:
     page.follow("in the group")
     assert page.address != first
     page.follow("beside")
-    assert 'class="beside"' in page.page
+    assert 'class="pair"' in page.page
 
 
 @pytest.mark.parametrize("tab", ["raw", "timeline", "lineage", "conversation"])
@@ -120,7 +120,7 @@ def test_what_others_wrote_is_text(history: History) -> None:
         html = page.open(f"/ui/sessions/{trained(history)}?tab={tab}")
         for acts in ("<img", "<svg onload", "<script>", "\x1b", "\u202e"):
             assert acts not in html, (tab, acts)
-        assert "49" not in page.text or "{{ 7 * 7 }}" in page.text
+        assert "60481729" not in html
 
 
 def test_a_long_text_is_cut(history: History) -> None:
