@@ -1,4 +1,4 @@
-"""Forks by edited, truncated and dropped messages, made by a client over real HTTP, and what the doctor says of them."""
+"""Forks by edited, truncated and dropped messages, made over real HTTP, and what the doctor says of them."""
 
 from __future__ import annotations
 
