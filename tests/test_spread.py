@@ -27,7 +27,7 @@ def test_a_test_id_has_its_group() -> None:
     assert group_of("tests/e2e/test_run.py::test_it") == "tests/e2e/test_run.py"
     assert group_of("tests/e2e/test_crash.py::test_it[sqlite]") == ENGINE
     assert group_of("tests/e2e/test_publish.py::TestTwoEngines::test_it") == ENGINE
-    assert group_of("tests/agentrl/engine/test_contract.py::test_it[sglang]") == ENGINE
+    assert group_of("tests/agentrl/engine/contract/test_weights_contract.py::test_it[sglang]") == ENGINE
     assert group_of("tests/agentrl/engine/test_adapters.py::test_it[sglang]") == ADAPTER_ENGINE
     assert (
         group_of("tests/agentrl/engine/test_stream.py::test_it[1]") == "tests/agentrl/engine/test_stream.py::test_it[1]"

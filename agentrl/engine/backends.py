@@ -1,6 +1,6 @@
 """The engine backends by their name in a configuration (`engine.backend`).
 
-A backend is a client with the methods of `EngineClient`; tests/agentrl/engine/test_contract.py tests it.
+A backend is a client with the methods of `EngineClient`; tests/agentrl/engine/contract/ tests it.
 """
 
 from __future__ import annotations

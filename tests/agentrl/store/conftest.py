@@ -31,6 +31,14 @@ def fast_db(database_url: str) -> Iterator[Database]:
 
 
 @pytest.fixture
+def empty(empty_database_url: str) -> Iterator[Database]:
+    """A store without tables, opened."""
+    database = Database(empty_database_url)
+    yield database
+    database.close()
+
+
+@pytest.fixture
 def limits() -> session_limits.Limits:
     return session_limits.Limits(
         group_size=2,

@@ -1,4 +1,4 @@
-"""The fake engine keeps its own promises (what it shares with SGLang is in engine/test_contract.py)."""
+"""The fake engine keeps its own promises (what it shares with SGLang is in engine/contract/)."""
 
 from __future__ import annotations
 

@@ -1,76 +1,20 @@
 """AReaL's routes, asked as its own clients ask: shapes, statuses, powers, and what they must not get wrong."""
 
 import base64
-import threading
 
-import httpx
 import numpy as np
 import openai
 import pytest
 from databases import KINDS
 from sqlalchemy import select
 
-from agentrl.proxy.access import authentication
 from agentrl.store.audit import run_audit
-from agentrl.store.db.codec import hash_key
-from agentrl.store.tables import groups, sessions
+from agentrl.store.tables import groups
+
+from .areal_calls import ADMIN, HELLO, ask, bearer, end, export, model, reward, start, two_turns
 
 pytestmark = pytest.mark.parametrize("database_kind", KINDS)
-ADMIN = {"Authorization": "Bearer admin-key"}
 RUN = {"Authorization": "Bearer run-key"}
-CHOSEN = "a-key-that-somebody-chose-0123456789"
-HELLO = [{"role": "user", "content": "hello"}]
-
-
-@pytest.fixture
-def proxy(shared_proxy):
-    return shared_proxy
-
-
-def bearer(key):
-    return {"Authorization": f"Bearer {key}"}
-
-
-def start(proxy, task_id="7", headers=ADMIN, **more):
-    answer = proxy.post("/rl/start_session", {"task_id": task_id, **more}, headers=headers)
-    assert answer.status_code == 200, answer.text
-    assert set(answer.json()) == {"session_id", "api_key"}
-    return answer.json()
-
-
-def model(proxy, session, **options):
-    """The SDK as AReaL sets it up: the proxy's own address and the session's key."""
-    return openai.OpenAI(base_url=proxy.url, api_key=session["api_key"], max_retries=0, **options)
-
-
-def ask(proxy, session, messages=HELLO, says="fine", **options):
-    proxy.engine.enqueue(proxy.says(says))
-    return model(proxy, session).chat.completions.create(model="default", messages=messages, **options)
-
-
-def end(proxy, session):
-    return proxy.post("/rl/end_session", headers=bearer(session["api_key"]))
-
-
-def reward(proxy, session, value, call=None, **headers):
-    body = {"interaction_id": call, "reward": value}
-    return proxy.post("/rl/set_reward", body, headers=bearer(session["api_key"]) | headers)
-
-
-def export(proxy, session, **options):
-    answer = proxy.post("/export_trajectories", {"session_id": session["session_id"], **options}, headers=ADMIN)
-    assert answer.status_code == 200, answer.text
-    return answer.json()["interactions"]
-
-
-def lists(proxy, session, **options):
-    return export(proxy, session, encoding="list", **options)
-
-
-def two_turns(proxy, session):
-    first = ask(proxy, session)
-    talk = [*HELLO, first.choices[0].message, {"role": "user", "content": "more"}]
-    return first, ask(proxy, session, talk)
 
 
 def _trajectories(conn):
@@ -111,75 +55,6 @@ def test_the_model_is_served_under_areals_paths_in_every_dialect(proxy):
         sdk.chat.completions.create(model="default", messages=HELLO)
 
 
-@pytest.mark.parametrize("chosen", [True, False])
-def test_a_key_is_used_again_once_its_session_has_ended(proxy, second, chosen):
-    """On every replica, also one that had served the key before; the earlier session stays as it was."""
-    session = start(proxy, api_key=CHOSEN) if chosen else start(proxy)
-    key = session["api_key"]
-    for replica in (proxy, second):
-        ask(replica, session)
-    reward(proxy, session, 1.0)
-    end(proxy, session)
-    again = start(second, "8", api_key=key)
-    assert again["api_key"] == key
-    assert again["session_id"] != session["session_id"]
-    for replica in (proxy, second):
-        ask(replica, again)
-    assert end(proxy, again).json()["interaction_count"] == 2
-    assert len(export(proxy, session)) == len(export(proxy, again)) == 2
-    assert [item["reward"] for item in export(proxy, session).values()] == [1.0, 1.0]
-
-
-def test_a_start_with_the_key_of_an_open_session_ends_that_one(proxy, second):
-    """AReaL's refresh: an agent that begins anew under its key."""
-    session = start(proxy, api_key=CHOSEN)
-    for replica in (proxy, second):
-        ask(replica, session)
-    reward(proxy, session, 0.5)
-    again = start(second, "8", api_key=CHOSEN)
-    assert proxy.get(f"/sessions/{session['session_id']}")["status"] == "completed"
-    for replica in (proxy, second):
-        ask(replica, again)
-    assert proxy.get(f"/sessions/{again['session_id']}")["interactions"] == 2
-    assert [item["reward"] for item in export(proxy, session).values()] == [0.5, 0.5]
-    headers = ADMIN | {"Idempotency-Key": "once"}
-    third = start(proxy, "9", headers=headers, api_key=CHOSEN)
-    assert start(second, "9", headers=headers, api_key=CHOSEN) == third, "a repeated start ends nothing"
-    assert proxy.get(f"/sessions/{third['session_id']}")["status"] == "open"
-
-
-def test_the_store_keeps_a_chosen_key_as_a_hash(proxy):
-    session = start(proxy, api_key=CHOSEN)
-    ask(proxy, session)
-    row = proxy.database.query(
-        lambda conn: conn.execute(select(sessions).where(sessions.c.id == session["session_id"])).one()
-    )
-    assert CHOSEN not in str(row)
-    assert hash_key(CHOSEN) == row.key_hash
-
-
-@pytest.mark.parametrize(
-    ("key", "status"),
-    [
-        ("admin-key", 400),
-        ("run-key", 400),
-        ("with a space in the middle of it", 422),
-        ("é" * 30, 422),
-        (authentication.FIXED + "x" * 32, 400),
-        ("x" * 201, 422),
-    ],
-)
-def test_a_bad_choice_of_key_is_refused(proxy, key, status):
-    refused = proxy.post("/rl/start_session", {"task_id": "7", "api_key": key}, headers=ADMIN)
-    assert refused.status_code == status, refused.text
-    assert refused.json()["error"]["param"] == "api_key"
-
-
-def test_a_short_key_is_accepted_and_an_empty_key_is_absent(proxy):
-    assert start(proxy, api_key="k")["api_key"] == "k"
-    assert len(start(proxy, api_key="")["api_key"]) > 30
-
-
 def test_fields_that_are_not_known_are_ignored(proxy):
     session = start(proxy, "7", model="policy", online=True)
     ask(proxy, session)
@@ -214,154 +89,6 @@ def test_every_route_refuses_a_key_of_lower_power(proxy):
         assert proxy.post(path, bodies[path], headers=RUN).status_code == 200
 
 
-def test_rewards_are_of_calls_of_the_session_and_survive_being_repeated(proxy):
-    session, other = start(proxy), start(proxy)
-    early = reward(proxy, session, 1.0)
-    assert (early.status_code, early.json()["error"]["code"]) == (400, "no_interactions")
-    first, last = two_turns(proxy, session)
-    stranger = ask(proxy, other)
-    for wrong in (stranger.id, "chatcmpl-none"):
-        assert reward(proxy, session, 1.0, wrong).status_code == 400
-    for value in (0.1, 0.25, 0.25):  # a later one counts, a repeated one changes nothing
-        reward(proxy, session, value, first.id)
-    for _ in range(2):
-        reward(proxy, session, 0.5, last.id, **{"Idempotency-Key": "k"})
-    end(proxy, session)
-    assert [item["reward"] for item in export(proxy, session).values()] == [0.75, 0.5]
-    assert [item["reward"] for item in export(proxy, session, discount=0.5).values()] == [0.5, 0.5]
-    assert proxy.post("/rl/set_reward", {"reward": "much"}, headers=bearer(session["api_key"])).status_code == 422
-
-
-def test_a_reward_without_an_id_is_the_last_call_s_and_no_later_one_s(proxy):
-    """An agent that rewards turn by turn: a call that follows is not paid for what came before it."""
-    session = start(proxy)
-    first = ask(proxy, session)
-    reward(proxy, session, 1.0)
-    talk = [*HELLO, first.choices[0].message, {"role": "user", "content": "more"}]
-    ask(proxy, session, talk)
-    end(proxy, session)
-    assert [item["reward"] for item in export(proxy, session).values()] == [1.0, 0.0]
-    (given,) = proxy.get(f"/sessions/{session['session_id']}/rewards")
-    assert (given["interaction_id"], given["scope"]) == (first.id.removeprefix("chatcmpl-"), "call")
-
-
-def test_a_side_call_that_comes_last_does_not_take_the_reward(proxy):
-    session = start(proxy)
-    first = ask(proxy, session)
-    ask(proxy, session, [{"role": "user", "content": "a title"}], extra_headers={"X-Turn-Type": "side"})
-    reward(proxy, session, 1.0)
-    (given,) = proxy.get(f"/sessions/{session['session_id']}/rewards")
-    assert given["interaction_id"] == first.id.removeprefix("chatcmpl-")
-
-
-def test_a_call_that_is_not_to_be_stored_is_kept_out(proxy):
-    """Of training, of exports, of the count, and of the reward; it is recorded all the same."""
-    session = start(proxy)
-    first = ask(proxy, session)
-    ask(proxy, session, [{"role": "user", "content": "judge this"}], store=False)
-    model(proxy, session).responses.create(model="default", input="and this", store=False)
-    ask(proxy, session, [*HELLO, first.choices[0].message, {"role": "user", "content": "more"}], store=True)
-    reward(proxy, session, 1.0)
-    assert end(proxy, session).json()["interaction_count"] == 2
-    assert len(export(proxy, session)) == 2
-    assert len(export(proxy, session, style="concat")) == 1
-    calls = proxy.calls(session)
-    assert [call["trainable"] for call in calls] == [True, False, False, True]
-    assert [call["role"] for call in calls] == ["main", "side", "side", "main"]
-    with proxy.database.read() as conn:
-        assert list(run_audit.scan(conn, proxy.run_id)) == []
-
-
-def test_outside_of_areals_routes_store_false_has_no_effect(proxy):
-    """Many SDKs send it with every call."""
-    session = start(proxy)
-    sdk = openai.OpenAI(base_url=proxy.url + "/v1", api_key=session["api_key"], max_retries=0)
-    sdk.chat.completions.create(model="default", messages=HELLO, store=False)
-    assert [call["trainable"] for call in proxy.calls(session)] == [True]
-
-
-def test_rewards_turn_by_turn_add_up_and_a_failed_call_gets_none(proxy):
-    from agentrl.testing import Reply
-
-    session = start(proxy)
-    first = ask(proxy, session)
-    reward(proxy, session, 0.25)
-    proxy.engine.enqueue(Reply(error="no"))
-    with pytest.raises(openai.APIStatusError):
-        model(proxy, session).chat.completions.create(model="default", messages=HELLO)
-    reward(proxy, session, 0.5)  # after the same delivered call: a correction
-    talk = [*HELLO, first.choices[0].message, {"role": "user", "content": "more"}]
-    ask(proxy, session, talk)
-    reward(proxy, session, 1.0)
-    assert end(proxy, session).json()["interaction_count"] == 2
-    assert [item["reward"] for item in lists(proxy, session, style="concat").values()] == [1.5]
-
-
-def test_an_end_can_be_repeated_and_a_late_reward_is_not_applied(proxy):
-    session = start(proxy)
-    ask(proxy, session)
-    assert end(proxy, session).json() == end(proxy, session).json()
-    late = reward(proxy, session, 1.0).json()
-    assert (late["message"], late["applied"]) == ("success", False)
-
-
-def test_concat_trains_shared_tokens_once_and_keeps_every_reward(proxy):
-    """AReaL exports only leaves, each with the loss of all that led to it and with its own reward alone."""
-    session = start(proxy)
-    first = ask(proxy, session, says="one")
-    for more in ("two", "three"):
-        ask(proxy, session, [*HELLO, first.choices[0].message, {"role": "user", "content": more}], says=more)
-    reward(proxy, session, 0.25, first.id)
-    reward(proxy, session, 1.0)
-    end(proxy, session)
-    leaves = lists(proxy, session, style="concat")
-    assert list(leaves) == [f"chatcmpl-{call['id']}" for call in proxy.calls(session)[1:]]
-    outputs = [len(call["output_ids"]) for call in proxy.calls(session)]
-    trained = [sum(item["tensor_dict"]["loss_mask"][0]) for item in leaves.values()]
-    assert trained == [outputs[0] + outputs[1], outputs[2]]
-    assert [item["tensor_dict"]["rewards"] for item in leaves.values()] == [[1.25], [1.25]]
-    assert [item["turn_returns"] for item in leaves.values()] == [[1.25, 1.0], [1.25, 1.0]]
-    each = lists(proxy, session)
-    assert [sum(item["tensor_dict"]["loss_mask"][0]) for item in each.values()] == outputs
-    for item in each.values():
-        arrays = item["tensor_dict"]
-        prompt = [i for i, sampled in enumerate(arrays["loss_mask"][0]) if not sampled]
-        assert {arrays["versions"][0][i] for i in prompt} == {-1}
-        assert {arrays["logprobs"][0][i] for i in prompt} == {0.0}
-        assert set(arrays["attention_mask"][0]) == {True}
-
-
-def test_an_export_names_its_session_and_waits_for_its_end(proxy, second):
-    session = start(proxy)
-    ask(proxy, session)
-    reward(proxy, session, 1.0)
-    body = {"session_id": session["session_id"]}
-    assert proxy.post("/export_trajectories", {"session_id": "none"}, headers=ADMIN).status_code == 404
-    assert proxy.post("/export_trajectories", body | {"style": "merged"}, headers=ADMIN).status_code == 422
-    wrong: list[dict[str, object]] = [{}, body | {"session_ids": ["a"]}, {"session_ids": []}]
-    for names in wrong:
-        assert proxy.post("/export_trajectories", names, headers=ADMIN).status_code == 422
-    found = []
-    waiting = threading.Thread(target=lambda: found.append(export(second, session)))
-    waiting.start()
-    assert not found
-    end(proxy, session)
-    waiting.join(120)
-    assert found == [export(proxy, session)]  # nothing is used up
-    assert start(proxy)["session_id"] != session["session_id"]
-
-
-class TestPatience:
-    @pytest.fixture
-    def run_config(self, run_config):
-        return run_config | {"proxy": {"request_timeout_s": 0.2}}
-
-    def test_an_export_waits_no_longer_than_a_call(self, proxy):
-        session = start(proxy)
-        early = proxy.post("/export_trajectories", {"session_id": session["session_id"]}, headers=ADMIN)
-        assert (early.status_code, early.json()["error"]["code"]) == (409, "session_open")
-
-
 class TestAnyModel:
     @pytest.fixture
     def run_config(self, run_config):
@@ -372,23 +99,6 @@ class TestAnyModel:
         for name in ("gpt-4o", "areal"):
             answer = model(proxy, session).chat.completions.create(model=name, messages=HELLO)
             assert answer.model == name
-
-
-def test_an_export_that_removes_nothing_leaves_sessions_open(proxy):
-    (one,) = proxy.post("/rl/start_session", {"task_id": "1", "group_size": 0}, headers=ADMIN).json()["sessions"]
-    session = {"session_id": one["session_id"], "api_key": one["session_api_key"]}
-    ask(proxy, session)
-    body = {"session_ids": [session["session_id"]], "remove_session": False}
-    assert proxy.post("/export_trajectories", body, headers=ADMIN).json()["interactions"] == {}
-    reward(proxy, session, 1.0)
-    assert len(proxy.post("/export_trajectories", body, headers=ADMIN).json()["interactions"]) == 1
-    assert proxy.get(f"/sessions/{session['session_id']}")["status"] == "open"
-
-
-def test_a_session_without_calls_has_an_empty_export(proxy):
-    session = start(proxy)
-    assert end(proxy, session).json() == {"message": "success", "interaction_count": 0}
-    assert export(proxy, session) == export(proxy, session, style="concat") == {}
 
 
 class TestWithOwnRun:
@@ -441,31 +151,6 @@ class TestWithOwnRun:
         assert (refused.status_code, refused.headers["retry-after"]) == (429, "1")
         assert "no capacity" in refused.json()["detail"]
         assert refused.json()["error"]["code"] == "no_capacity"
-
-    def test_a_repeated_start_takes_no_second_place(self, proxy, second):
-        headers = ADMIN | {"Idempotency-Key": "once"}
-        first = start(proxy, headers=headers, api_key=CHOSEN)
-        assert start(second, headers=headers, api_key=CHOSEN) == first
-        issued = start(proxy, headers=ADMIN | {"Idempotency-Key": "twice"})
-        assert start(second, headers=ADMIN | {"Idempotency-Key": "twice"}) == issued
-        assert proxy.get("/api/run")["admitted"] == 2
-
-    def test_concurrent_starts_with_one_key_leave_one_open_session(self, proxy, second):
-        answers = []
-
-        def go(replica):
-            with httpx.Client(timeout=120) as http:
-                body = {"task_id": "7", "api_key": CHOSEN}
-                answers.append(http.post(f"{replica.url}/rl/start_session", json=body, headers=ADMIN).status_code)
-
-        threads = [threading.Thread(target=go, args=(replica,)) for replica in (proxy, second) * 2]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        assert set(answers) <= {200, 409}
-        rows = proxy.database.query(lambda conn: conn.execute(select(sessions.c.status)).scalars().all())
-        assert (rows.count("open"), len(rows)) == (1, answers.count(200))
 
     def test_a_group_of_sessions_follows_areals_inference_service(self, proxy, second):
         """start with group_size, rewards, one export of all, which ends them: one group here, compared with itself."""

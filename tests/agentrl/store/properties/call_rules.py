@@ -10,7 +10,7 @@ from agentrl.domain.schemas import InteractionStatus, VersionSpan
 from agentrl.store.calls import call_outcomes, running_calls
 
 from .machine import Machine, error_code, picks
-from .model import Call, Session
+from .records import Call, Session
 
 spans_of = st.lists(st.tuples(st.integers(0, 3), st.integers(1, 2)), min_size=1, max_size=2)
 

@@ -16,7 +16,8 @@ from agentrl.errors import RequestError, StoreError
 from agentrl.store import Database
 from agentrl.store.sessions.session_limits import Limits
 
-from .model import Model, Session
+from .model import Model
+from .records import Session
 
 LIMITS = Limits(
     group_size=2,

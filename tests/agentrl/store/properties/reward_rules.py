@@ -11,7 +11,7 @@ from agentrl.store import heartbeats
 from agentrl.store.sessions.ends import liveness, missing_places, session_rewards
 
 from .machine import Machine, picks
-from .model import FAILED, Call, Reward, Session
+from .records import FAILED, Call, Reward, Session
 
 
 class RewardRules(Machine):

@@ -16,7 +16,7 @@ from agentrl.store.sessions.ends import sealing
 from agentrl.store.sessions.group_starts import NewGroup
 
 from .machine import Machine, error_code, picks
-from .model import Group, Session
+from .records import Group, Session
 
 
 class SessionRules(Machine):

@@ -12,7 +12,7 @@ from agentrl.errors import FencedError, StoreError
 from agentrl.store.training import step_resume, steps, trainer_epochs, version_states
 
 from .machine import Checkpoint, Machine, Trainer, picks
-from .model import Step
+from .records import Step
 
 
 class TrainerRules(Machine):

@@ -5,13 +5,8 @@ The fake engine dies, as SGLang does, of a release while requests run, and of we
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
-import aiohttp
 import pytest
 from databases import KINDS
 from safetensors.numpy import load_file, save_file
@@ -22,17 +17,27 @@ from agentrl.domain.schemas import Json
 from agentrl.engine.server_process import free_port
 from agentrl.engine.sglang_client import EngineClient
 from agentrl.errors import EngineRejected
-from agentrl.proxy.engines import pool as pools
 from agentrl.store import events
 from agentrl.store.tables import runs
 from agentrl.store.training import memory_leases, trainer_epochs
-from agentrl.testing import FakeEngine, Reply
+from agentrl.testing import FakeEngine
 
-ADMIN = {"Authorization": "Bearer admin-key"}
-HELLO = [{"role": "user", "content": "hi"}]
-NEWLINE, LETTER, LENGTH = 201, 67, 24  # ids of the tiny model
-SENTENCE = "abcdefghijklmnopqrstuvwx"
-EVERYTHING = {"kv_cache", "weights"}
+from .turn_calls import (
+    ADMIN,
+    EVERYTHING,
+    HELLO,
+    LENGTH,
+    SENTENCE,
+    ask,
+    half_answered,
+    publish,
+    release,
+    reload,
+    serves,
+    spans,
+    states,
+)
+
 CYCLE = [
     "/pause_generation",
     "/flush_cache",
@@ -46,79 +51,6 @@ CYCLE = [
     "/update_weight_version",
     "/continue_generation",
 ]
-
-
-def rest(input_ids: list[int]) -> list[int]:
-    """The rest of SENTENCE after prompt and answer so far: any slip at a seam shows in the text."""
-    done = next(n for n, token in enumerate(reversed(input_ids)) if token == NEWLINE)
-    return [LETTER + n for n in range(done, LENGTH)] + [2]
-
-
-@pytest.fixture(autouse=True)
-def alphabet(fake_engine: FakeEngine, monkeypatch: pytest.MonkeyPatch) -> None:
-    fake_engine.respond = lambda ids, _: rest(ids)
-    monkeypatch.setattr(pools, "WATCH_EVERY_S", 0.1)
-
-
-@pytest.fixture
-def beside() -> Iterator[ThreadPoolExecutor]:
-    with ThreadPoolExecutor(8) as threads:
-        yield threads
-
-
-@pytest.fixture
-def weights(tiny_model: Path, tmp_path: Path) -> Path:
-    """A version's folder, with all tensors."""
-    folder = tmp_path / "v1-step"
-    folder.mkdir()
-    (folder / "model.safetensors").symlink_to(tiny_model / "model.safetensors")
-    return folder
-
-
-@pytest.fixture
-def epoch(proxy: Any, until: Callable[..., Any]) -> int:
-    """A trainer has started, and the engine serves."""
-    until(lambda: states(proxy) == ["serving"])
-    return int(proxy.database.transact(trainer_epochs.begin_epoch, proxy.run_id))
-
-
-def states(proxy: Any) -> list[str]:
-    return [engine["state"] for engine in proxy.get("/api/engines")]
-
-
-def serves(proxy: Any, version: int) -> bool:
-    return [(e["state"], e["version"]) for e in proxy.get("/api/engines")] == [("serving", version)]
-
-
-def release(proxy: Any, epoch: int, lease_s: float = 60.0) -> Any:
-    return proxy.post("/api/engines/release", {"epoch": epoch, "lease_s": lease_s}, headers=ADMIN)
-
-
-def reload(proxy: Any, epoch: int) -> Any:
-    return proxy.post("/api/engines/reload", {"epoch": epoch}, headers=ADMIN)
-
-
-def publish(proxy: Any, version: int, epoch: int | None) -> Any:
-    return proxy.post("/admin/publish", {"version": version, "epoch": epoch}, headers=ADMIN)
-
-
-def ask(proxy: Any, session: Json) -> str:
-    answer = proxy.sdk(session).chat.completions.create(model="test", messages=HELLO)
-    return str(answer.choices[0].message.content)
-
-
-def spans(proxy: Any, session: Json) -> list[list[int]]:
-    (call,) = proxy.calls(session)
-    return [list(span) for span in call["version_spans"]]
-
-
-def half_answered(proxy: Any, beside: ThreadPoolExecutor, until: Callable[..., Any]) -> tuple[Json, Future[str]]:
-    """A call whose engine has sampled seven tokens, and waits."""
-    proxy.engine.enqueue(Reply(range(LETTER, LETTER + LENGTH), hold_after=7, finish_reason="length"))
-    session = proxy.session()
-    answer = beside.submit(ask, proxy, session)
-    until(lambda: proxy.engine.holding == 1)
-    return session, answer
 
 
 def told(proxy: Any, kind: str) -> list[Json]:
@@ -165,11 +97,6 @@ def test_calls_are_paused_as_a_publish_pauses_them(proxy, epoch, beside, until, 
     assert [span[0] for span in spans(proxy, session)] == [0, 1]
 
 
-@pytest.fixture
-def run_config(request: pytest.FixtureRequest, run_config: Json) -> Json:
-    return run_config | {"publish": getattr(request, "param", {})}
-
-
 def test_engines_return_to_the_runs_version_without_a_publish(proxy, epoch, beside, until):
     session, answer = half_answered(proxy, beside, until)
     assert release(proxy, epoch).status_code == 200
@@ -194,85 +121,6 @@ def test_engines_return_when_the_trainer_is_killed(proxy, second, epoch, beside,
     assert told(proxy, "memory_returned") == [{"epoch": epoch, "why": "its lease ended"}]
     assert ask(second, second.session()) == SENTENCE
     assert [path for path, _ in proxy.engine.calls].count("/update_weights_from_disk") == 1
-
-
-def test_a_killed_replica_leaves_the_turn_to_the_others(proxy, epoch, serve, store_url, beside, until, weights):
-    """The trainer asked it; another one publishes. A call of the other waits meanwhile."""
-    port = free_port()
-    with serve(store_url, [proxy.engine.url], port, replica="killed"):
-        killed = f"http://127.0.0.1:{port}/api/engines/release"
-        assert proxy.http.post(killed, json={"epoch": epoch}, headers=ADMIN).status_code == 200
-    session = proxy.session()
-    until(lambda: states(proxy) == ["released"])
-    waiting = beside.submit(ask, proxy, session)
-    until(lambda: [call["status"] for call in proxy.calls(session)] == ["running"])
-    assert proxy.engine.released == EVERYTHING
-    add_version(proxy.database, proxy.run_id, 1, weights)
-    assert publish(proxy, 1, epoch).status_code == 200
-    assert waiting.result(60) == SENTENCE
-    assert spans(proxy, session)[0][0] == 1
-
-
-def test_a_restarted_replica_leaves_the_engines_released(proxy, epoch, serve, store_url, until):
-    port = free_port()
-    assert release(proxy, epoch).status_code == 200
-    calls = len(proxy.engine.calls)
-    with serve(store_url, [proxy.engine.url], port, replica="new"):
-        url = f"http://127.0.0.1:{port}/api/engines/release"
-        assert proxy.http.post(url, json={"epoch": epoch}, headers=ADMIN).json()["engines"] == {
-            proxy.engine.url: "released"
-        }
-    assert len(proxy.engine.calls) == calls
-    assert proxy.engine.released == EVERYTHING
-
-
-@pytest.mark.parametrize("streamed_before", [False, True])
-def test_an_engine_that_is_killed_in_the_turn_comes_back_without_memory(
-    proxy, epoch, beside, until, weights, streamed_before
-):
-    """Its call goes on where it was, once there is a version to go on with."""
-    if streamed_before:
-        session, answer = half_answered(proxy, beside, until)
-    assert release(proxy, epoch).status_code == 200
-    proxy.engine.stop()
-    until(lambda: states(proxy) == ["dead"])
-    if not streamed_before:
-        session = proxy.session()
-        answer = beside.submit(ask, proxy, session)
-        until(lambda: [call["status"] for call in proxy.calls(session)] == ["running"])
-    n_requests = len(proxy.engine.requests)
-    proxy.engine.start()  # with base weights and all of its memory
-    until(lambda: states(proxy) == ["released"])
-    assert proxy.engine.released == EVERYTHING
-    assert len(proxy.engine.requests) == n_requests
-    add_version(proxy.database, proxy.run_id, 1, weights)
-    assert publish(proxy, 1, epoch).status_code == 200
-    assert answer.result(60) == SENTENCE
-    assert spans(proxy, session)[-1][0] == 1
-    assert len(spans(proxy, session)) == 1 + streamed_before
-
-
-@pytest.mark.parametrize("turn_goes_on", [False, True])
-def test_an_engine_whose_replica_died_while_it_reloaded_is_finished_by_another(proxy, epoch, until, turn_goes_on):
-    """It has memory for its weights again, and nothing in it. Asking for that memory again would kill it."""
-    assert release(proxy, epoch).status_code == 200
-    asyncio.run(resumed(proxy.engine.url))
-    if turn_goes_on:
-        until(lambda: proxy.engine.released == EVERYTHING)
-    assert reload(proxy, epoch).json()["engines"] == {proxy.engine.url: "serving"}
-    assert not proxy.engine.released
-    assert not proxy.engine.undefined
-    assert proxy.engine.version == "0"
-
-
-async def resumed(url: str) -> None:
-    async with aiohttp.ClientSession() as http:
-        await EngineClient(url, http).resume_weights()
-
-
-def test_a_dead_engine_does_not_keep_the_trainer_waiting(proxy, epoch, until):
-    proxy.engine.stop()
-    assert release(proxy, epoch).json()["engines"] == {proxy.engine.url: "dead"}
 
 
 def test_no_turn_begins_while_an_engine_starts(proxy, epoch):
@@ -319,25 +167,6 @@ def test_only_the_trainer_whose_turn_it_is_publishes(proxy, epoch, weights):
     assert release(proxy, newer).status_code == 200
     assert publish(proxy, 1, newer).status_code == 200
     assert serves(proxy, 1)
-
-
-@pytest.mark.parametrize("trainer_dies", [False, True])
-def test_a_publish_that_fails_is_repeated_or_finished_by_the_probes(
-    proxy, epoch, weights, until, monkeypatch, trainer_dies
-):
-    """The engine refuses the folder once. It then loads the version that the trainer handed over, not the older one."""
-    if trainer_dies:
-        monkeypatch.setattr(memory_leases, "HANDING_S", 1.0)
-    assert release(proxy, epoch).status_code == 200
-    add_version(proxy.database, proxy.run_id, 1, weights)
-    proxy.engine.fail_next_update = "no space"
-    assert publish(proxy, 1, epoch).status_code == 503
-    if trainer_dies:
-        until(lambda: proxy.engine.version == "1" and not proxy.engine.released)
-    assert publish(proxy, 1, epoch).status_code == 200
-    assert serves(proxy, 1)
-    loads = [body["model_path"] for path, body in proxy.engine.calls if path == "/update_weights_from_disk"]
-    assert loads == [str(weights)] * 2
 
 
 def test_a_version_of_some_layers_is_loaded_over_the_base_weights(proxy, epoch, tmp_path, tiny_model):

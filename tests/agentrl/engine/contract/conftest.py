@@ -1,0 +1,42 @@
+"""What we rely on in an engine, asserted on the fake one and on real SGLang, so that the fake cannot drift."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator
+from contextlib import closing
+
+import aiohttp
+import pytest
+
+from agentrl.domain.schemas import Json
+from agentrl.engine.backends import BACKENDS
+from agentrl.engine.server_process import Server
+from agentrl.engine.sglang_client import EngineClient
+from agentrl.testing import FakeEngine
+
+from .servers import SERVERS
+
+
+def endless(input_ids: list[int], sampling_params: Json) -> list[int]:
+    """As many tokens as asked for, as a model with `ignore_eos` gives."""
+    n = sampling_params["max_new_tokens"]
+    return [3 + i % 200 for i in range(n if sampling_params.get("ignore_eos") else 3)] + [2]
+
+
+@pytest.fixture(params=[pytest.param(name, marks=[pytest.mark.engine] * (name == "sglang")) for name in SERVERS])
+def url(request: pytest.FixtureRequest) -> Iterator[str]:
+    if request.param == "sglang":
+        server: Server = request.getfixturevalue("sglang_engine")
+        yield server.url
+        return
+    cumulative = request.param == "fake-cumulative"
+    with FakeEngine(endless, cumulative=cumulative, context_length=2048, token_delay_s=0.002) as engine:
+        yield engine.url
+
+
+@pytest.fixture
+async def client(request: pytest.FixtureRequest, url: str) -> AsyncIterator[EngineClient]:
+    kind = BACKENDS[SERVERS[request.node.callspec.params["url"]]]
+    async with aiohttp.ClientSession() as http:
+        with closing(kind(url, http)) as client:
+            yield client

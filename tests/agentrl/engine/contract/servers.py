@@ -1,0 +1,28 @@
+"""The servers under contract, and calls of them."""
+
+from __future__ import annotations
+
+import uuid
+
+from agentrl.domain.schemas import Json
+from agentrl.engine.sglang_client import Chunk, EngineClient
+
+# <|im_start|>user\nabcd<|im_end|>\n<|im_start|>assistant\n with the tiny model's byte tokens
+PROMPT = [1, 87, 85, 71, 84, 201, 67, 68, 69, 70, 2, 201, 1, 67, 85, 85, 75, 85, 86, 67, 80, 86, 201]
+LONG: Json = {"max_new_tokens": 1000, "ignore_eos": True, "temperature": 1.0}
+SERVERS = {"fake": "sglang", "fake-cumulative": "sglang", "sglang": "sglang"}
+"""Server under test → its backend. A new backend is a new entry, and a new branch of `url` in conftest.py."""
+NO_TENSORS: frozenset[str] = frozenset()
+"""The servers that take weights only from a folder."""
+
+
+def rid() -> str:
+    return uuid.uuid4().hex
+
+
+async def collect(client: EngineClient, params: Json, ids: list[int] = PROMPT, name: str | None = None) -> list[Chunk]:
+    return [chunk async for chunk in client.generate(rid=name or rid(), input_ids=ids, sampling_params=params)]
+
+
+def n_tokens(chunks: list[Chunk]) -> int:
+    return sum(len(chunk.output_ids) for chunk in chunks)
