@@ -32,7 +32,8 @@ from agentrl.store.tables import (
 OWN = "document.title='owned';alert(1)"
 HOSTILE = (
     f'</script><script>{OWN}</script><img src=x onerror="{OWN}"><svg onload="{OWN}"><a href="javascript:{OWN}">x</a>'
-    f"\"' onfocus={OWN} autofocus [link](javascript:{OWN}) ![i](http://evil.example/x) {{{{ 7777 * 7777 }}}} {{% raw %}} <!--"
+    f"\"' onfocus={OWN} autofocus [link](javascript:{OWN}) ![i](http://evil.example/x) "
+    "{{ 7777 * 7777 }} {% raw %} <!--"
     " \x1b[31mred\x1b]0;owned\x07 \u202eesrever\u2066\u200b needle"
 )
 LINE = "z" * 10_000_000 + HOSTILE

@@ -108,7 +108,7 @@ def test_what_others_wrote_is_text(db: Database) -> None:
     evaluate(history, [1.0, 1.0], setting=HOSTILE[:40], source=HOSTILE)
     with db.write() as conn:
         conn.execute(update(sessions).values(answer=HOSTILE))
-    assert page(db, "/runs/test/evaluations?version=1").count("{{ 7 * 7 }}") > 4
+    assert page(db, "/runs/test/evaluations?version=1").count("{{ 7777 * 7777 }}") > 4
 
 
 def test_a_run_that_was_not_evaluated_says_how_to(db: Database) -> None:
