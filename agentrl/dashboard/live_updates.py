@@ -17,8 +17,8 @@ from agentrl.errors import StoreError
 
 log = logging.getLogger(__name__)
 WATCH_EVERY_S = 1.0
-TELL_EVERY_S = 2.0
-"""A page is told at most this often."""
+TELL_EVERY_S = 5.0
+"""Pages are told at most this often, so that a run at full speed pays for few of them."""
 ALIVE_EVERY_S = 15.0
 """How often a connection without news gets a comment, so that nothing between closes it."""
 MOST_LISTENERS = 256
@@ -86,7 +86,6 @@ class LiveUpdates:
                 told = changed.is_set()
                 changed.clear()  # first: a change during the yield is told next time
                 yield b"event: changed\ndata: \n\n" if told else b": alive\n\n"
-                await asyncio.sleep(TELL_EVERY_S)
         finally:
             watched.listeners.discard(listener)
             if not watched.listeners and watched.task is not None:
@@ -94,15 +93,21 @@ class LiveUpdates:
                 self._watched.pop(run_id, None)
 
     async def _watch(self, run_id: str, watched: _Watched) -> None:
+        """Tell all pages at the same moment, so that the one that is made for the first of them serves them all."""
+        rests_until = 0.0
         while True:
             try:
                 mark = await self._mark(run_id)
             except StoreError as error:
                 log.info("dashboard: %s; trying again", error)
             else:
-                for listener in watched.listeners:
-                    if listener.known not in (None, mark):
-                        watched.noticed_at = time.monotonic()
+                late = [one for one in watched.listeners if one.known not in (None, mark)]
+                if late and time.monotonic() >= rests_until:
+                    watched.noticed_at = time.monotonic()
+                    rests_until = watched.noticed_at + TELL_EVERY_S
+                    for listener in late:
                         listener.changed.set()
-                    listener.known = mark
+                        listener.known = mark
+                for listener in watched.listeners:
+                    listener.known = listener.known or mark
             await asyncio.sleep(WATCH_EVERY_S)
