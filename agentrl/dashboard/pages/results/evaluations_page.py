@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from agentrl.dashboard import run_memory
 from agentrl.dashboard.page_rendering import query as address
 from agentrl.dashboard.page_request import Query
 from agentrl.dashboard.pages.results import evaluation_changes
@@ -23,12 +24,10 @@ SHOWN, MOST_PICTURES = 200, 24
 def read(conn: Connection, run_id: str, params: Mapping[str, str], query: Query) -> Json:
     """Every evaluation; with `version`, its episodes beside those of version `against` (default: the first one)."""
     run = run_cards.one(conn, run_id)
-    since = evaluation_rows.since(conn, run_id)
-    found = evaluation_episodes.of_run(conn, run_id, since)
-    told = [one.as_json() for one in found]
+    told = run_memory.evaluations(conn, run_id)
     here = f"/ui/runs/{run['name']}/evaluations"
     version, against = query.integer("version"), query.integer("against")
-    known = {one.version: one for one in found}
+    known = [one["version"] for one in told]
     for name, value in (("version", version), ("against", against)):
         if value is not None and value not in known:
             raise bad_parameter(name, f"{name}: no evaluation of version {value}")
@@ -36,22 +35,18 @@ def read(conn: Connection, run_id: str, params: Mapping[str, str], query: Query)
         "title": "Evaluations",
         "active": "Evaluations",
         "run": run,
-        "older": since > 0,
-        "evaluations": told[::-1],
+        "evaluations": told[: -SHOWN - 1 : -1],
         "pictures": _pictures(told, here),
-        "versions": [(one.version, one.step) for one in found],
-        **_compared(conn, run_id, found, version, against),
+        "versions": [(one["version"], one["step"]) for one in told],
+        **_compared(conn, run_id, known, version, against),
     }
 
 
-def _compared(
-    conn: Connection, run_id: str, found: Sequence[Evaluation], version: int | None, against: int | None
-) -> Json:
+def _compared(conn: Connection, run_id: str, known: Sequence[int], version: int | None, against: int | None) -> Json:
     """The chosen evaluation beside another one."""
     if version is None:
         return {"version": None, "against": None, "changes": [], "n_changes": 0, "gains": {}}
-    first = found[0].version if against is None else against
-    known = {one.version: one for one in found}
+    first = known[0] if against is None else against
     now, before = (evaluation_rows.of_version(conn, run_id, one) for one in (version, first))
     changes = evaluation_changes.of(now, [] if first == version else before)
     return {
@@ -59,8 +54,12 @@ def _compared(
         "against": first,
         "changes": changes[:SHOWN],
         "n_changes": len(changes),
-        "gains": {} if first == version else evaluation.gains(known[first], known[version]),
+        "gains": {} if first == version else evaluation.gains(*(_whole(conn, run_id, one) for one in (first, version))),
     }
+
+
+def _whole(conn: Connection, run_id: str, version: int) -> Evaluation:
+    return evaluation.collect(evaluation_episodes.episodes(conn, run_id, version=version))[0]
 
 
 def _pictures(found: Sequence[Json], here: str) -> list[Json]:

@@ -1,4 +1,4 @@
-"""The episodes of one evaluation, and since when a bounded number of evaluations began."""
+"""The episodes of one evaluation."""
 
 from __future__ import annotations
 
@@ -6,27 +6,12 @@ from sqlalchemy import Connection, select
 
 from agentrl.domain import evaluation
 from agentrl.domain.evaluation import Label
-from agentrl.domain.schemas import Json, SessionStatus, VersionState
-from agentrl.store import evaluation_episodes, runs
-from agentrl.store.tables import sessions, weight_versions
+from agentrl.domain.schemas import Json, SessionStatus
+from agentrl.store import evaluation_episodes
+from agentrl.store.tables import sessions
 from agentrl.store.training import returns
 
-MOST_EVALUATIONS, MOST_EPISODES = 60, 4096
-
-
-def since(conn: Connection, run_id: str) -> float:
-    """When the first version of the newest MOST_EVALUATIONS due evaluations was made; 0 if there are no more."""
-    run = runs.get(conn, run_id)
-    every = (run.config.get("evaluation") or {}).get("every")
-    due = [step for step in evaluation.schedule(every, run.target_steps) if step <= run.published_step]
-    if len(due) <= MOST_EVALUATIONS:
-        return 0.0
-    made = select(weight_versions.c.created_at).where(
-        weight_versions.c.run_id == run_id,
-        weight_versions.c.step == due[-MOST_EVALUATIONS],
-        weight_versions.c.state != VersionState.ROLLED_BACK,
-    )
-    return float(conn.execute(made.order_by(weight_versions.c.version.desc()).limit(1)).scalar() or 0.0)
+MOST_EPISODES = 4096
 
 
 def of_version(conn: Connection, run_id: str, version: int) -> list[Json]:
