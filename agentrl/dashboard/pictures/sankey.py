@@ -10,11 +10,13 @@ from markupsafe import Markup
 from agentrl.dashboard.pictures.shapes import element, link, picture, words
 from agentrl.domain.schemas import Json
 
-WIDTH, BAR, GAP, LINE = 760.0, 12.0, 12.0, 16.0
+WIDTH, BAR, GAP, LINE = 860.0, 12.0, 12.0, 16.0
 COLUMNS = (0.0, 250.0, 500.0)
 TALL = 190.0
 """Height of all samples together."""
 THINNEST = 1.5
+LONGEST_REASON = 40
+"""Characters of a reason that its label shows."""
 ORDER = ("trained", "waiting", "open", "stale", "rejected", "without calls")
 
 Address = Callable[[str, str | None], str]
@@ -81,3 +83,7 @@ def _height(samples: int, total: int) -> float:
 
 def _count(samples: int, total: int) -> str:
     return f"{samples:,} ({samples / total:.1%})"
+
+
+def _short(reason: str) -> str:
+    return reason if len(reason) <= LONGEST_REASON else reason[: LONGEST_REASON - 1] + "…"

@@ -9,7 +9,7 @@ from sqlalchemy import Connection, func, select
 from agentrl.domain.schemas import Json
 from agentrl.store.tables import interactions, sessions
 
-MOST = 40
+MOST = 24
 CALLS_SHOWN = 200
 """Calls of one session that a lane shows."""
 

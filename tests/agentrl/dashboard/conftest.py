@@ -17,6 +17,7 @@ from agentrl.store import Database
 from agentrl.store.tables import runs
 
 sys.path.insert(0, str(Path(__file__).parent))  # for `import dashboard_site`
+sys.path.insert(0, str(Path(__file__).parents[3] / "benchmarks"))  # for `import dashboards`
 from dashboard_site import Site, fill
 
 
