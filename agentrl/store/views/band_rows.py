@@ -9,11 +9,10 @@ from sqlalchemy import Connection, Select, select
 from agentrl.domain.schemas import Json, TrajectoryState
 from agentrl.store import sample_flow
 from agentrl.store.tables import sessions, steps, trajectories
+from agentrl.store.views import run_extent
 
 PAGE = 50
 BANDS = ("trained", "waiting", "stale", "rejected", "open", "without calls")
-LAST = "g"
-"""Sorts after every id."""
 
 
 def of_band(conn: Connection, run_id: str, band: str, reason: str | None, before: str | None = None) -> list[Json]:
@@ -25,13 +24,14 @@ def of_band(conn: Connection, run_id: str, band: str, reason: str | None, before
         queries = [
             _trajectories(run_id, state, reason) for state in states
         ]  # one each: each reads one part of an index
-    found = [row for query in queries for row in conn.execute(_page(query, before))]
+    end = before or run_extent.of_run(conn, run_id)[1]
+    found = [row for query in queries for row in conn.execute(_page(query, end))]
     return [dict(row._mapping) for row in sorted(found, key=lambda row: str(row.id), reverse=True)[:PAGE]]
 
 
-def _page(query: Select[Any], before: str | None) -> Select[Any]:
+def _page(query: Select[Any], end: str) -> Select[Any]:
     by = query.selected_columns.id
-    return query.where(by < (before or LAST)).order_by(by.desc()).limit(PAGE)
+    return query.where(by < end).order_by(by.desc()).limit(PAGE)
 
 
 def _trajectories(run_id: str, state: str, reason: str | None) -> Select[Any]:

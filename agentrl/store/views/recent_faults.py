@@ -11,6 +11,7 @@ from sqlalchemy import Connection, select
 from agentrl.domain.schemas import STARTS, Json, SessionStatus
 from agentrl.store.db import codec
 from agentrl.store.tables import interaction_data, interactions, sessions
+from agentrl.store.views import run_extent
 
 SESSIONS, CALLS, TOOL_CALLS = 200, 1000, 120
 """How many of the newest rows are read."""
@@ -21,15 +22,20 @@ ERROR_BEGINS = ("error", "exception", "traceback", "failed", '{"error"', '{"deta
 
 def of_run(conn: Connection, run_id: str) -> Json:
     """Faults among the newest sessions, calls and tool results of a run."""
-    return {"sessions": _sessions(conn, run_id), "calls": _calls(conn, run_id), "tools": _tools(conn, run_id)}
+    extent = run_extent.of_run(conn, run_id)
+    return {
+        "sessions": _sessions(conn, run_id, *extent),
+        "calls": _calls(conn, run_id, *extent),
+        "tools": _tools(conn, run_id, *extent),
+    }
 
 
-def _sessions(conn: Connection, run_id: str) -> Json:
+def _sessions(conn: Connection, run_id: str, first: str, end: str) -> Json:
     """Of the newest ended training sessions: how many failed, the most frequent error, and since when all fail."""
     s = sessions.c
     rows = conn.execute(
         select(s.id, s.status, s.error, s.ended_at)
-        .where(s.run_id == run_id, s.is_eval.is_(False), s.status.in_(ENDED))
+        .where(s.run_id == run_id, s.id > first, s.id < end, s.is_eval.is_(False), s.status.in_(ENDED))
         .order_by(s.id.desc())
         .limit(SESSIONS)
     ).all()
@@ -48,12 +54,12 @@ def _sessions(conn: Connection, run_id: str) -> Json:
     }
 
 
-def _calls(conn: Connection, run_id: str) -> Json:
+def _calls(conn: Connection, run_id: str, first: str, end: str) -> Json:
     """Of the newest calls: forks by reason, ends at the length limit, and errors."""
     c = interactions.c
     rows = conn.execute(
         select(c.session_id, c.status, c.fork_reason, c.finish_reason, c.error)
-        .where(c.run_id == run_id)
+        .where(c.run_id == run_id, c.id > first, c.id < end)
         .order_by(c.id.desc())
         .limit(CALLS)
     ).all()
@@ -70,14 +76,14 @@ def _calls(conn: Connection, run_id: str) -> Json:
     }
 
 
-def _tools(conn: Connection, run_id: str) -> list[Json]:
+def _tools(conn: Connection, run_id: str, first: str, end: str) -> list[Json]:
     """Of the tool results in the newest prompts: how many each tool gave, and how many of them are errors."""
     c, parent = interactions.c, interaction_data.alias("parent_data")
     rows = conn.execute(
         select(c.session_id, interaction_data.c.new_messages, parent.c.answer)
         .join(interaction_data, interaction_data.c.interaction_id == c.id)
         .join(parent, parent.c.interaction_id == c.parent_id)
-        .where(c.run_id == run_id, c.tools_hash.is_not(None), c.status == "complete")
+        .where(c.run_id == run_id, c.id > first, c.id < end, c.tools_hash.is_not(None), c.status == "complete")
         .order_by(c.id.desc())
         .limit(TOOL_CALLS)
     ).all()

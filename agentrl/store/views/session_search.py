@@ -17,9 +17,9 @@ from typing import Any
 from sqlalchemy import ColumnElement, Connection, Row, Select, func, select
 
 from agentrl.domain.schemas import Json, SessionStatus
-from agentrl.store.db import codec
-from agentrl.store.tables import heartbeats, interactions, runs, sessions, trajectories
+from agentrl.store.tables import interactions, sessions, trajectories
 from agentrl.store.training import returns
+from agentrl.store.views import run_extent
 from agentrl.store.views.said_text import Phrase, calls_with
 
 PAGE = 25
@@ -27,7 +27,6 @@ BUDGET_S = 0.2
 FIRST_WINDOW, WIDEST_WINDOW = 50, 4000
 FAST_S = 0.02
 """A window that took less is followed by a wider one."""
-CLOCK_SLACK_S = 3600.0
 STATUSES = {
     "completed": (SessionStatus.COMPLETED,),
     "failed": (SessionStatus.FAILED,),
@@ -71,7 +70,7 @@ def of_run(
     """The newest sessions that are as wanted: those older than session `before`, if given."""
     deadline = time.monotonic() + budget_s
     found, size = Found(), FIRST_WINDOW
-    oldest, cursor = _bounds(conn, run_id)
+    oldest, cursor = run_extent.of_run(conn, run_id)
     cursor = min(cursor, before) if before is not None else cursor
     while True:
         began = time.monotonic()
@@ -94,14 +93,6 @@ def of_run(
         found.back_to = _time_of(cursor)
     _describe(conn, found.rows)
     return found
-
-
-def _bounds(conn: Connection, run_id: str) -> tuple[str, str]:
-    """Ids around those of a run's sessions, so that the sessions of other times are not read."""
-    seen = select(func.max(heartbeats.c.last_seen_at)).where(heartbeats.c.run_id == run_id).scalar_subquery()
-    run = conn.execute(select(runs.c.created_at, seen.label("seen_at")).where(runs.c.id == run_id)).one()
-    newest = "g" if run.seen_at is None else codec.first_id(run.seen_at + CLOCK_SLACK_S)  # "g" follows every id
-    return codec.first_id(max(0.0, run.created_at - CLOCK_SLACK_S)), newest
 
 
 def _take(conn: Connection, run_id: str, wanted: Wanted, window: dict[str, bool], found: Found, deadline: float) -> str:
