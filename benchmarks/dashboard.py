@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import shutil
 import subprocess
 import sys
@@ -71,10 +72,13 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=7, help="pairs of rounds, quiet and watched (7)")
     parser.add_argument("--out", type=Path, help="write the figures here as JSON")
     options = parser.parse_args()
-    report = harness.Report("dashboard")
+    name = f"dashboard_{options.what}"
     if options.what == "pages":
         if not options.database_url:
             parser.error("pages: give --database-url")
+        name += f"_{options.database_url.partition(':')[0]}"
+    report = harness.Report(name)
+    if options.what == "pages":
         pages(report, options)
     elif options.what == "recording":
         recording(report, options)
@@ -84,9 +88,8 @@ def main() -> None:
 
 
 def pages(report: harness.Report, options: argparse.Namespace) -> None:
-    """The time of each page; the notes have the 95th percentiles."""
+    """The time of each page: median and 95th percentile."""
     database = Database(options.database_url)
-    report.notes["database"] = "sqlite" if database.is_sqlite else "postgresql"
     with served(database) as url, httpx.Client(base_url=url, timeout=120) as http:
         assert http.post("/ui/sign-in", data={"key": KEY}).status_code == 303
         for name, addresses in pages_of(database, options.requests).items():
@@ -95,7 +98,7 @@ def pages(report: harness.Report, options: argparse.Namespace) -> None:
                 timed(http, f"{address}{'&' if '?' in address else '?'}_={n}") for n, address in enumerate(addresses)
             ]
             report.add(f"page/{name}", [1000 * each for each in took], "ms")
-            report.notes[f"p95/{name}"] = round(1000 * sorted(took)[max(0, int(0.95 * len(took)) - 1)], 1)
+            report.add(f"page/{name}/p95", [1000 * sorted(took)[math.ceil(0.95 * len(took)) - 1]], "ms")
     database.close()
 
 
