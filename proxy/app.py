@@ -21,7 +21,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 
 from fastapi import FastAPI
 
-from agentrl.dashboard import dashboard_app
+from agentrl.dashboard import dashboard_app, dashboard_parts
 from agentrl.proxy import composition, dialects, error_responses
 from agentrl.proxy.api_docs import docs_page, openapi
 from agentrl.proxy.areal import areal_routes, export_routes
@@ -96,7 +96,7 @@ def routes(lifespan: Callable[[FastAPI], AbstractAsyncContextManager[None]] | No
                 app.add_route(f"{prefix}/v1{path}", handler, [method], include_in_schema=False)
     app.state.pages = dashboard_app.create()
     app.add_route("/", dashboard_app.to_pages, ["GET"], include_in_schema=False)
-    app.mount(dashboard_app.ROOT, app.state.pages)
+    app.mount(dashboard_parts.ROOT, app.state.pages)
     openapi.install(app)
     error_responses.install(app)
     return app

@@ -23,7 +23,7 @@ from fastapi import FastAPI
 
 from agentrl.configs.run_config import RunConfig
 from agentrl.dashboard import dashboard_app
-from agentrl.dashboard.dashboard_app import Dashboard
+from agentrl.dashboard.dashboard_parts import Dashboard
 from agentrl.dashboard.sign_in import Signer
 from agentrl.domain.schemas import Json
 from agentrl.engine.backends import BACKENDS

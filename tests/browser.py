@@ -17,7 +17,7 @@ from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Dialog,
 from starlette.applications import Starlette
 
 from agentrl.dashboard import own_server
-from agentrl.dashboard.dashboard_app import Dashboard
+from agentrl.dashboard.dashboard_parts import Dashboard
 from agentrl.store import Database
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")

@@ -5,9 +5,8 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, field
-from typing import Any, Protocol
-from urllib.parse import parse_qs, quote
+from typing import Any
+from urllib.parse import quote
 
 import orjson
 from starlette.applications import Starlette
@@ -15,68 +14,28 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from agentrl.dashboard import page_rendering
-from agentrl.dashboard.live_updates import LiveUpdates
+from agentrl.dashboard import page_rendering, sign_in_routes
+from agentrl.dashboard.dashboard_parts import FOREVER, HEADERS, ROOT, Dashboard, dashboard_of, viewer_of
 from agentrl.dashboard.page_request import Query, Runs
 from agentrl.dashboard.pages import page_list
 from agentrl.dashboard.pages.page_list import Page
-from agentrl.dashboard.shared_pages import SharedPages
-from agentrl.dashboard.sign_in import COOKIE, LASTS_S, Door, Signer, Viewer
+from agentrl.dashboard.sign_in import Viewer
 from agentrl.errors import RequestError, StoreError
 from agentrl.store import Connection
-from agentrl.store.db.codec import hash_key
 from agentrl.store.views import change_mark, run_cards
 
 log = logging.getLogger(__name__)
-ROOT = "/ui"
-POLICY = (
-    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
-    "form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
-)
-HEADERS = {
-    "content-security-policy": POLICY,
-    "x-content-type-options": "nosniff",
-    "referrer-policy": "same-origin",
-    "cache-control": "no-store",
-}
-FOREVER = {**HEADERS, "cache-control": "private, max-age=31536000, immutable"}
-FORM_BYTES, FORM_FIELDS = 4096, 4
 ANEW = "agentrl-anew-in"
 """A header: the page may lack the last change of its run, and is made anew after so many seconds."""
-
-
-class Read(Protocol):
-    """Reads the store in a thread: `then(query(conn, …))`, the query in one transaction."""
-
-    async def __call__(self, then: Callable[[Any], Any], query: Callable[..., Any], /, *args: Any) -> Any: ...
-
-
-@dataclass(frozen=True, kw_only=True)
-class Dashboard:
-    """What the routes use. `secure` keeps the cookie to HTTPS."""
-
-    read: Read
-    door: Door
-    signer: Signer
-    secure: bool = False
-    shared: SharedPages[bytes] = field(default_factory=SharedPages)
-    live: LiveUpdates = field(init=False)
-
-    def __post_init__(self) -> None:
-        async def mark(run_id: str) -> str:
-            found: str = await self.read(str, change_mark.of_run, run_id)
-            return found
-
-        object.__setattr__(self, "live", LiveUpdates(mark))
 
 
 def create() -> Starlette:
     """The application. It answers once it has a Dashboard (`install`)."""
     pages = [Route(page.path, _shown(page), methods=["GET"]) for page in page_list.PAGES]
     own = [
-        Route("/sign-in", sign_in_form, methods=["GET"]),
-        Route("/sign-in", sign_in, methods=["POST"]),
-        Route("/sign-out", sign_out, methods=["POST"]),
+        Route("/sign-in", sign_in_routes.sign_in_form, methods=["GET"]),
+        Route("/sign-in", sign_in_routes.sign_in, methods=["POST"]),
+        Route("/sign-out", sign_in_routes.sign_out, methods=["POST"]),
         Route("/static/{name:path}", static, methods=["GET"]),
         Route("/runs/{run}/live", live, methods=["GET"]),
     ]
@@ -102,46 +61,9 @@ async def static(request: Request) -> Response:
     return Response(found.content, media_type=found.media_type, headers=FOREVER)
 
 
-async def sign_in_form(request: Request) -> Response:
-    """The page that asks for a key."""
-    return _sign_in_page(_next(request.query_params.get("next")))
-
-
-async def sign_in(request: Request) -> Response:
-    """Check a key and set the cookie."""
-    _refuse_other_sites(request)
-    form = _fields(await _body(request))
-    key, after = form.get("key", [""])[0].strip(), _next(form.get("next", [""])[0])
-    dashboard = _dashboard(request)
-    try:
-        await dashboard.door.find(hash_key(key))
-    except RequestError as error:
-        return _sign_in_page(after, str(error), error.status)
-    response = RedirectResponse(after, 303, headers=HEADERS)
-    secure = dashboard.secure or request.url.scheme == "https"
-    response.set_cookie(
-        COOKIE,
-        dashboard.signer.cookie(key),
-        max_age=LASTS_S,
-        path=ROOT,
-        httponly=True,
-        samesite="strict",
-        secure=secure,
-    )
-    return response
-
-
-async def sign_out(request: Request) -> Response:
-    """Forget the cookie."""
-    _refuse_other_sites(request)
-    response = RedirectResponse(f"{ROOT}/sign-in", 303, headers=HEADERS)
-    response.delete_cookie(COOKIE, path=ROOT, httponly=True, samesite="strict")
-    return response
-
-
 async def live(request: Request) -> Response:
     """Server-sent events: `changed`, when the run has changed."""
-    dashboard, viewer = _dashboard(request), await _viewer(request)
+    dashboard, viewer = dashboard_of(request), await viewer_of(request)
     run = await _run(dashboard, viewer, request)
     if dashboard.live.is_full:
         raise RequestError(503, "too many open pages", code="too_many_pages", retry_after_s=30.0)
@@ -154,14 +76,15 @@ def _shown(page: Page) -> Callable[[Request], Awaitable[Response]]:
     """The handler of a page."""
 
     async def handler(request: Request) -> Response:
-        dashboard, viewer = _dashboard(request), await _viewer(request)
+        dashboard, viewer = dashboard_of(request), await viewer_of(request)
         query = Query(request.query_params, request.query_params.multi_items())
         about = await _about(dashboard, viewer, request, page, query)
 
         async def make() -> bytes:
-            body: bytes = await dashboard.read(
-                lambda found: _body_of(page, found), _read, page, about, request.path_params, query
-            )
+            async with dashboard.turns:
+                body: bytes = await dashboard.read(
+                    lambda found: _body_of(page, found), _read, page, about, request.path_params, query
+                )
             return body
 
         name = f"{viewer.run_id}\0{request.url.path}?{request.url.query}"
@@ -213,57 +136,6 @@ def _same(value: Any) -> Any:
     return value
 
 
-def _dashboard(request: Request) -> Dashboard:
-    found: Dashboard = request.app.state.dashboard
-    return found
-
-
-async def _viewer(request: Request) -> Viewer:
-    """Who looks. Raises RequestError 401, 403."""
-    dashboard = _dashboard(request)
-    key_hash = dashboard.signer.key_hash(request.cookies.get(COOKIE, ""))
-    if key_hash is None:
-        raise RequestError(401, "sign in with a key", code="missing_api_key")
-    return await dashboard.door.find(key_hash)
-
-
-async def _body(request: Request) -> bytes:
-    body = b""
-    async for chunk in request.stream():
-        body += chunk
-        if len(body) > FORM_BYTES:
-            raise RequestError(413, "the form is too large", code="too_large")
-    return body
-
-
-def _fields(body: bytes) -> dict[str, list[str]]:
-    """The fields of a form. Raises RequestError 400 for more than a sign-in has."""
-    try:
-        return parse_qs(body.decode("utf-8", "replace"), max_num_fields=FORM_FIELDS)
-    except ValueError as error:
-        raise RequestError(400, "the form has too many fields", code="invalid_form") from error
-
-
-def _refuse_other_sites(request: Request) -> None:
-    """Raise RequestError 403 for a form that another site's page has sent."""
-    origin = request.headers.get("origin")
-    if origin is not None and origin.partition("://")[2] != request.headers.get("host"):  # "null": a sandboxed frame
-        raise RequestError(403, "this form is on another site", code="forbidden")
-    if request.headers.get("sec-fetch-site", "same-origin") not in ("same-origin", "none"):
-        raise RequestError(403, "this form is on another site", code="forbidden")
-
-
-def _next(asked: str | None) -> str:
-    """Where to go after the sign-in: a page of ours."""
-    fits = asked is not None and asked.startswith(f"{ROOT}/") and asked.isascii() and asked.isprintable()
-    return asked if fits and asked is not None and "\\" not in asked else f"{ROOT}/"
-
-
-def _sign_in_page(after: str, problem: str | None = None, status: int = 200) -> Response:
-    body = page_rendering.render("sign_in.html", after=after, problem=problem, run=None, title="Sign in")
-    return Response(body, status, media_type="text/html", headers=HEADERS)
-
-
 async def _on_request_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestError)
     asks_for_page = "text/html" in request.headers.get("accept", "")
@@ -271,7 +143,7 @@ async def _on_request_error(request: Request, error: Exception) -> Response:
         here = request.url.path + (f"?{request.url.query}" if request.url.query else "")
         if error.code == "missing_api_key":
             return RedirectResponse(f"{ROOT}/sign-in?next={quote(here)}", 303, headers=HEADERS)
-        return _sign_in_page(_next(here), str(error), error.status)
+        return sign_in_routes.sign_in_page(sign_in_routes.page_after(here), str(error), error.status)
     return _problem(error.status, str(error))
 
 

@@ -14,7 +14,7 @@ from starlette.applications import Starlette
 from starlette.routing import Mount, Route
 
 from agentrl.dashboard import dashboard_app
-from agentrl.dashboard.dashboard_app import ROOT, Dashboard
+from agentrl.dashboard.dashboard_parts import ROOT, Dashboard
 from agentrl.dashboard.sign_in import Signer, Viewer
 from agentrl.errors import RequestError, UserError
 from agentrl.store import Database

@@ -12,7 +12,7 @@ from starlette.applications import Starlette
 from starlette.routing import Mount
 
 from agentrl.dashboard import dashboard_app
-from agentrl.dashboard.dashboard_app import POLICY, ROOT, Dashboard
+from agentrl.dashboard.dashboard_parts import POLICY, ROOT, Dashboard
 from agentrl.dashboard.sign_in import COOKIE, Signer, Viewer
 from agentrl.errors import RequestError
 from agentrl.store import Database

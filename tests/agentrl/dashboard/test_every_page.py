@@ -10,7 +10,7 @@ from browser import AXE, NARROW, WIDE, Watch, axe_faults, settled
 from page_addresses import ADDRESSES, EVERY
 from playwright.sync_api import Page
 
-from agentrl.dashboard.dashboard_app import POLICY
+from agentrl.dashboard.dashboard_parts import POLICY
 from agentrl.dashboard.pages import page_list
 
 
