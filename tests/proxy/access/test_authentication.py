@@ -63,7 +63,8 @@ def table() -> list[tuple[str, str]]:
     for route in routes().routes:
         if isinstance(route, Route):
             found |= {(method, route.path) for method in (route.methods or set()) - {"HEAD"}}
-    return sorted((m, p) for m, p in found if p not in OPEN_ROUTES and p not in DESCRIPTIONS)
+    needless = (*OPEN_ROUTES, *DESCRIPTIONS, "/")  # `/` leads to the pages, which need a key
+    return sorted((m, p) for m, p in found if p not in needless)
 
 
 def power_of(method: str, path: str) -> Power:
