@@ -3,6 +3,8 @@ const HEIGHT = 170;
 const COLOURS = ["#0969da", "#bc4c00", "#1a7f37", "#8250df", "#cf222e", "#0a7ea4", "#9a6700", "#bf3989"];
 const sources = new Map();  // address -> {name, series, charts: [{figure, metric, plot}]}
 
+// A number on an axis: small ones are not rounded to 0.
+const brief = (value) => value !== 0 && Math.abs(value) < 1e-3 ? value.toExponential(1) : String(Number(value.toPrecision(4)));
 const style = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 
 function merged(old, more) {
@@ -74,7 +76,7 @@ function draw(chart) {
   chart.plot = new uPlot({
     width: Math.max(200, figure.clientWidth), height: HEIGHT, scales: { x: { time: false } },
     legend: { show: chart.sources.length > 1 }, cursor: { sync: { key: "steps" } },
-    axes: [axis, { ...axis, size: 58 }],
+    axes: [axis, { ...axis, size: 58, values: (_, splits) => splits.map((one) => (one === null ? "" : brief(one))) }],
     series: [{ label: "step" }, ...series],
   }, data, figure);
   figure.onclick = () => {
