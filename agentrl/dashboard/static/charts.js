@@ -112,6 +112,11 @@ addEventListener("resize", () => {
   clearTimeout(resized);
   resized = setTimeout(() => { for (const source of sources.values()) source.charts.forEach(draw); }, 150);
 });
+const known = document.getElementById("metrics");
+if (known && !known.children.length) {
+  const names = new Set([...sources.values()].flatMap((source) => Object.keys(source.series.metrics)));
+  for (const name of [...names].sort()) known.append(new Option("", name));
+}
 const another = document.getElementById("another"), others = document.getElementById("others");
 another?.addEventListener("change", () => {
   const metric = another.value.trim();

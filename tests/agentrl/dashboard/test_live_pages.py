@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from browser import Watch, settled, until
 from playwright.sync_api import Browser, Page, expect
 
@@ -64,3 +65,13 @@ def test_from_a_band_to_its_samples_to_a_session_and_back(page: Page, site) -> N
     page.mouse.move(0, 0)
     page.locator("#live-samples svg a[href*='band=trained'] rect").click()
     expect(page).to_have_url(f"{site.url}/ui/runs/test/samples?band=trained")
+
+
+@pytest.mark.parametrize("address", ["/runs/test", "/compare?run=test&run=second"])
+def test_any_metric_is_drawn_by_its_name(page: Page, site, address: str) -> None:
+    page.goto(f"{site.url}/ui{address}")
+    settled(page)
+    until(page, "[...document.querySelectorAll('#metrics option')].some((one) => one.value === 'loss')")
+    page.get_by_label("Another metric").fill("loss")
+    page.keyboard.press("Enter")
+    expect(page.locator("#others figure[data-chart='loss'] canvas")).to_be_visible()
