@@ -24,7 +24,9 @@ class App:
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": []})
-        if scope["path"] == "/stream":
+        if scope["path"] == "/events":
+            scope["endless"] = True
+        if scope["path"] in ("/stream", "/events"):
             leaving = asyncio.create_task(self._left(receive))
             while not leaving.done():
                 await send({"type": "http.response.body", "body": b"x" * 65_536, "more_body": True})
@@ -48,8 +50,12 @@ def app() -> App:
     return App()
 
 
+Running = tuple[uvicorn.Server, threading.Thread, int]
+"""A server, its thread and its port."""
+
+
 @pytest.fixture
-def port(app: App, monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
+def running(app: App, monkeypatch: pytest.MonkeyPatch) -> Iterator[Running]:
     monkeypatch.setattr(connections, "CHECK_EVERY_S", 0.05)
     monkeypatch.setattr(connections, "HEADERS_S", 0.3)
     monkeypatch.setattr(connections, "STALLED_S", 0.3)
@@ -68,9 +74,14 @@ def port(app: App, monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
     thread.start()
     while not server.started:
         time.sleep(0.01)
-    yield listener.getsockname()[1]
+    yield server, thread, listener.getsockname()[1]
     server.should_exit = True
     thread.join(120)
+
+
+@pytest.fixture
+def port(running: Running) -> int:
+    return running[2]
 
 
 def connect(port: int) -> socket.socket:
@@ -126,3 +137,15 @@ def test_ordinary_requests_are_served_on_one_connection(port: int) -> None:
         for body in (b"", b"x" * 1000, b"x" * 1_000_000):
             assert http.post("/", content=body).text == str(len(body))
             time.sleep(0.4)  # longer than headers may take: the connection is between two requests
+
+
+def test_a_stream_without_an_end_does_not_hold_up_the_stop_of_its_server(running: Running, app: App) -> None:
+    server, thread, port = running
+    with connect(port) as client:
+        client.sendall(b"GET /events HTTP/1.1\r\nhost: x\r\n\r\n")
+        assert client.recv(100).startswith(b"HTTP/1.1 200 ")
+        server.should_exit = True
+        rest(client)  # until the server closes it
+    thread.join(120)
+    assert not thread.is_alive()
+    assert app.gone.wait(20)
