@@ -24,13 +24,15 @@ class App:
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": []})
+        size, pause_s = 65_536, 0.0
         if scope["path"] == "/events":
             scope["endless"] = True
+            size, pause_s = 10, 0.01
         if scope["path"] in ("/stream", "/events"):
             leaving = asyncio.create_task(self._left(receive))
             while not leaving.done():
-                await send({"type": "http.response.body", "body": b"x" * 65_536, "more_body": True})
-                await asyncio.sleep(0)
+                await send({"type": "http.response.body", "body": b"x" * size, "more_body": True})
+                await asyncio.sleep(pause_s)
             self.gone.set()
             return
         size, more = 0, True
