@@ -27,7 +27,7 @@ def ui(
     """Show runs in a browser: what they learn, who waits for whom, where the samples went, every session and token.
 
     Reads the database directly: no proxy needs to run, and runs that have ended are shown too. All runs of the database
-    are shown. The printed link opens the pages for whoever has it; the proxy of an active run serves them under /ui.
+    are shown. Anybody who has the printed link can open the pages. The proxy of an active run serves them under /ui.
     """
     from agentrl.dashboard import own_server
     from agentrl.store.sessions import session_lookup

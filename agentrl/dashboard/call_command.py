@@ -7,11 +7,9 @@ from typing import Any
 
 import orjson
 
+from agentrl.dashboard.page_rendering import LONGEST_TEXT
 from agentrl.diagnosis.record import Call
 from agentrl.domain.schemas import Json
-
-LONGEST = 200_000
-"""Characters of a body that a page shows."""
 
 
 def body(call: Call) -> Json:
@@ -22,15 +20,12 @@ def body(call: Call) -> Json:
     return sent | {name: value for name, value in sorted(call.used.items()) if value is not None}
 
 
-def shown(value: Any) -> str:
-    """JSON for people, of bounded length."""
-    text = orjson.dumps(value, option=orjson.OPT_INDENT_2 | orjson.OPT_NON_STR_KEYS, default=str).decode()
-    return text if len(text) <= LONGEST else f"{text[:LONGEST]}\n… {len(text) - LONGEST:,} more characters"
-
-
 def curl(call: Call) -> str:
-    """A command that sends the request to a proxy; the address and the key come from the environment."""
+    """A command that sends the request to a proxy; the address and the key come from the environment.
+
+    A page would cut a command that is too long, so such a request has none.
+    """
     sent = shlex.quote(orjson.dumps(body(call), default=str).decode())
     head = '-H "authorization: Bearer $OPENAI_API_KEY" -H "content-type: application/json"'
     command = f'curl -s "$OPENAI_BASE_URL/chat/completions" {head} -d {sent}'
-    return command if len(command) <= LONGEST else "# the request is too long for a command line"
+    return command if len(command) <= LONGEST_TEXT else "# the request is too long to be shown as a command"

@@ -1,4 +1,4 @@
-"""What the dashboard's routes share: the store, the door, the copies of pages, and who looks."""
+"""What all routes of the dashboard use: the store, the sign-in, the shared pages, the live updates."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Serves the dashboard from a database, without a proxy: for whoever has the link."""
+"""Serves the dashboard from a database, without a proxy. The printed link is the key to it."""
 
 from __future__ import annotations
 

@@ -58,17 +58,16 @@ def shown(value: Any) -> Any:
     return visible(text[:LONGEST_TEXT], LINES) + cut
 
 
-def number(value: float | None, digits: int = 4) -> str:
+def number(value: float | None) -> str:
     """A number for people: four significant digits, thousands apart."""
     if value is None or not math.isfinite(value):
         return "–"
     if float(value).is_integer() and abs(value) < 1e15:
         return f"{int(value):,}"
-    return (
-        f"{value:,.{max(0, digits - 1 - math.floor(math.log10(abs(value))))}f}"
-        if 1e-3 < abs(value) < 1e6
-        else f"{value:.3g}"
-    )
+    if not 1e-3 < abs(value) < 1e6:
+        return f"{value:.3g}"
+    decimals = max(0, 3 - math.floor(math.log10(abs(value))))
+    return f"{value:,.{decimals}f}"
 
 
 def percent(value: float | None) -> str:
@@ -132,18 +131,14 @@ def query(base: str, given: Mapping[str, Any]) -> str:
 def assets() -> dict[str, Asset]:
     """The files that browsers load, by their path below `static/`."""
     root = files("agentrl.dashboard") / "static"
-    found = {one.name: one for one in root.iterdir()} | {
-        f"vendor/{one.name}": one for one in (root / "vendor").iterdir()
-    }
+    found = {one.name: one for one in root.iterdir()}
+    found |= {f"vendor/{one.name}": one for one in (root / "vendor").iterdir()}
     return {
-        name: Asset(one.read_bytes(), TYPES[suffix])
+        name: Asset(one.read_bytes(), media_type)
+        for suffix, media_type in TYPES.items()
         for name, one in found.items()
-        if (suffix := _suffix(name)) in TYPES
+        if name.endswith(suffix)
     }
-
-
-def _suffix(name: str) -> str:
-    return name[name.rindex(".") :] if "." in name else ""
 
 
 @cache

@@ -61,7 +61,7 @@ class Guarded:
 
     @property
     def returncode(self) -> int | None:
-        """That of the guard."""
+        """The guard's exit status; None while it runs."""
         return self._guard.returncode
 
     async def wait(self) -> int:

@@ -3,7 +3,7 @@
     sources ──► TaskStream.batches ──► one transaction a batch: tasks + how far the source was read
 
 A process that dies loses only the batch that it was about to store. The next one continues behind the last stored row.
-A source of which `ahead` tasks more are stored than the run has taken waits until the run takes further ones.
+The reader of a source pauses while `ahead` of its stored tasks have not been taken by the run.
 """
 
 from __future__ import annotations

@@ -131,3 +131,13 @@ def test_a_long_text_is_cut(history: History) -> None:
     page = Visitor(history.db).open(f"/ui/sessions/{trained(history)}")
     assert len(page) < 2_000_000
     assert "more characters" in page
+
+
+def test_a_request_that_a_page_would_cut_has_no_command(history: History) -> None:
+    told = [{"role": "user", "content": "x" * 30_000}]
+    with history.db.write() as conn:
+        conn.execute(update(interaction_data).values(new_messages=codec.pack_json(told)))
+    page = Visitor(history.db)
+    page.open(f"/ui/sessions/{trained(history)}?tab=raw&call=1")
+    assert "# the request is too long to be shown as a command" in page.text
+    assert "curl -s" not in page.text
