@@ -45,6 +45,8 @@ class SessionStatus(StrEnum):
 
 GONE = (SessionStatus.FAILED, SessionStatus.ABANDONED)
 """Statuses of ended sessions that are never trained."""
+ENDED = (SessionStatus.COMPLETED, *GONE)
+"""Statuses of ended sessions."""
 
 
 class InteractionStatus(StrEnum):
@@ -99,6 +101,10 @@ class StepState(StrEnum):
     TRAINED = "trained"
     PUBLISHED = "published"
     ROLLED_BACK = "rolled_back"
+
+
+TRAINED = (StepState.TRAINED, StepState.PUBLISHED)
+"""States of steps that were trained and survive."""
 
 
 class Role(StrEnum):

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from sqlalchemy import Connection, func, select
 
-from agentrl.domain.schemas import Json, SessionStatus, StepState
+from agentrl.domain.schemas import TRAINED, Json, SessionStatus
 from agentrl.store import evaluation_episodes, part_ranks, runs
 from agentrl.store.db import codec
 from agentrl.store.sessions import task_skips
@@ -35,7 +35,7 @@ def facts(conn: Connection, run_id: str) -> Json:
     run = runs.get(conn, run_id)
     step = conn.execute(
         select(steps.c.step, steps.c.state, steps.c.staleness_max, steps.c.return_mean, steps.c.wasted_tokens)
-        .where(steps.c.run_id == run_id, steps.c.state.in_([StepState.TRAINED, StepState.PUBLISHED]))
+        .where(steps.c.run_id == run_id, steps.c.state.in_(TRAINED))
         .order_by(steps.c.id.desc())
         .limit(1)
     ).first()

@@ -10,13 +10,12 @@ from sqlalchemy import ColumnElement, Connection, Row, func, select
 from agentrl.configs.run_config import RunConfig
 from agentrl.domain import evaluation
 from agentrl.domain.evaluation import Evaluation, Label
-from agentrl.domain.schemas import InteractionStatus, Json, SessionStatus, VersionState
+from agentrl.domain.schemas import ENDED, InteractionStatus, Json, SessionStatus, VersionState
 from agentrl.store import runs
 from agentrl.store.db import codec
 from agentrl.store.tables import interactions, sessions, weight_versions
 from agentrl.store.training import returns
 
-ENDED = (SessionStatus.COMPLETED, SessionStatus.FAILED, SessionStatus.ABANDONED)
 ANSWERED = (InteractionStatus.COMPLETE,)
 UNANSWERED = (InteractionStatus.FAILED, InteractionStatus.LOST)
 CLOCK_SLACK_S = 3600.0

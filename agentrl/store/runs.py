@@ -9,7 +9,7 @@ from typing import Any
 from sqlalchemy import Connection, Row, func, insert, select, update
 
 from agentrl.domain import staleness
-from agentrl.domain.schemas import Json, StepState, VersionState
+from agentrl.domain.schemas import TRAINED, Json, VersionState
 from agentrl.errors import UserError, did_you_mean
 from agentrl.store import events, task_rows
 from agentrl.store.db.codec import hash_key, new_id
@@ -195,7 +195,7 @@ def state_counts(conn: Connection, run_id: str) -> Json:
         select(
             func.coalesce(func.sum(steps.c.groups), 0).label("groups"),
             func.coalesce(func.sum(steps.c.trajectories), 0).label("trajectories"),
-        ).where(steps.c.run_id == run_id, steps.c.state.in_([StepState.TRAINED, StepState.PUBLISHED]))
+        ).where(steps.c.run_id == run_id, steps.c.state.in_(TRAINED))
     ).one()
     counts: Json = {}
     for table, of_steps in ((groups, trained.groups), (trajectories, trained.trajectories)):

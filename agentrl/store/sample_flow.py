@@ -16,11 +16,10 @@ from __future__ import annotations
 
 from sqlalchemy import ColumnElement, Connection, Integer, func, literal_column, select
 
-from agentrl.domain.schemas import Json, StepState, TrajectoryState
+from agentrl.domain.schemas import TRAINED, Json, TrajectoryState
 from agentrl.store.tables import sessions, steps, trajectories
 
 WAITING = (TrajectoryState.READY, TrajectoryState.LEASED)
-TRAINED = (StepState.TRAINED, StepState.PUBLISHED)
 NONE: ColumnElement[int] = literal_column("0", Integer)
 """Not a parameter: then SQLite reads the index `ix_sessions_bare` alone."""
 

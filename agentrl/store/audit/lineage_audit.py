@@ -8,11 +8,10 @@ from typing import Any
 
 from sqlalchemy import Connection, Row, select
 
-from agentrl.domain.schemas import StepState, VersionState
+from agentrl.domain.schemas import TRAINED, StepState, VersionState
 from agentrl.store import runs
 from agentrl.store.tables import steps, weight_versions
 
-TRAINED = (StepState.TRAINED, StepState.PUBLISHED)
 _VERSION_OF_STEP = {
     StepState.TRAINED: VersionState.PENDING,
     StepState.PUBLISHED: VersionState.PUBLISHED,

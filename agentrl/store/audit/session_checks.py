@@ -8,9 +8,9 @@ from typing import Any
 
 from sqlalchemy import Row
 
-from agentrl.domain.schemas import SessionStatus, StepState
+from agentrl.domain.schemas import TRAINED, SessionStatus, StepState
 from agentrl.store.audit.group_rows import GroupRows
-from agentrl.store.audit.lineage_audit import TRAINED, Lineage
+from agentrl.store.audit.lineage_audit import Lineage
 
 _STATES = {  # state of a training group → states of its trajectories, and of the step that leased it
     "running": ({"ready", "rejected"}, ()),

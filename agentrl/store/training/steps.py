@@ -14,7 +14,7 @@ from typing import Any
 
 from sqlalchemy import Connection, Row, delete, insert, select, update
 
-from agentrl.domain.schemas import Batch, Json, StepState, TrainedBatch, TrajectoryState, VersionState
+from agentrl.domain.schemas import TRAINED, Batch, Json, StepState, TrainedBatch, TrajectoryState, VersionState
 from agentrl.errors import StoreError
 from agentrl.store import runs
 from agentrl.store.db.codec import new_id
@@ -155,7 +155,7 @@ def complete(
     step = conn.execute(select(steps).where(steps.c.id == facts.step_id, steps.c.run_id == run_id)).first()
     if step is None:
         raise StoreError(f"step {facts.step_id} cannot be completed: it is not of this run")
-    if step.state in (StepState.TRAINED, StepState.PUBLISHED) and step.version_after == version:
+    if step.state in TRAINED and step.version_after == version:
         return
     if step.state != StepState.STARTED or step.epoch != epoch:
         raise StoreError(f"step {step.step} cannot be completed: it is {step.state}, of epoch {step.epoch}")

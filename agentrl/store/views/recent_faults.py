@@ -8,14 +8,13 @@ from typing import Any
 
 from sqlalchemy import Connection, select
 
-from agentrl.domain.schemas import STARTS, Json, SessionStatus
+from agentrl.domain.schemas import ENDED, STARTS, Json, SessionStatus
 from agentrl.store.db import codec
 from agentrl.store.tables import interaction_data, interactions, sessions
 from agentrl.store.views import run_extent
 
 SESSIONS, CALLS, TOOL_CALLS = 200, 1000, 120
 """How many of the newest rows are read."""
-ENDED = (SessionStatus.COMPLETED, SessionStatus.FAILED, SessionStatus.ABANDONED)
 ERROR_BEGINS = ("error", "exception", "traceback", "failed", '{"error"', '{"detail"')
 """How a tool's result begins, in lower case, when the tool has failed."""
 

@@ -6,10 +6,8 @@ from typing import Any
 
 from sqlalchemy import Connection, Row, func, select
 
-from agentrl.domain.schemas import Json, StepState
+from agentrl.domain.schemas import TRAINED, Json
 from agentrl.store.tables import heartbeats, runs, sessions, steps
-
-DONE = (StepState.TRAINED, StepState.PUBLISHED)
 
 
 def id_of(conn: Connection, run: str | None, session: str | None) -> str | None:
@@ -39,7 +37,7 @@ def _card(conn: Connection, run: Row[Any]) -> Json:
     """A run's position, and its newest trained step."""
     newest = conn.execute(
         select(steps.c.step, steps.c.return_mean, steps.c.trained_at)
-        .where(steps.c.run_id == run.id, steps.c.state.in_(DONE))
+        .where(steps.c.run_id == run.id, steps.c.state.in_(TRAINED))
         .order_by(steps.c.id.desc())
         .limit(1)
     ).first()

@@ -6,19 +6,18 @@ from statistics import fmean
 
 from sqlalchemy import Connection, func, select
 
-from agentrl.domain.schemas import Json, StepState
+from agentrl.domain.schemas import TRAINED, Json
 from agentrl.store import evaluation_episodes, runs
 from agentrl.store.tables import steps
 
 RECENT = 10
 """Steps whose mean reward counts."""
-DONE = (StepState.TRAINED, StepState.PUBLISHED)
 
 
 def of_run(conn: Connection, run_id: str) -> Json:
     """Totals of the trained steps, the mean reward of the last ones, and the newest complete evaluation."""
     s = steps.c
-    trained = (s.run_id == run_id, s.state.in_(DONE))
+    trained = (s.run_id == run_id, s.state.in_(TRAINED))
     totals = conn.execute(
         select(
             func.count().label("steps"),

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from sqlalchemy import Connection, Text, cast, select
 
-from agentrl.domain.schemas import Json, StepState
+from agentrl.domain.schemas import TRAINED, Json
 from agentrl.store.db import codec
 from agentrl.store.tables import steps
-
-DONE = (StepState.TRAINED, StepState.PUBLISHED)
 
 
 def of_run(conn: Connection, run_id: str, after: int = 0, newest: int | None = None) -> Json:
@@ -17,7 +15,7 @@ def of_run(conn: Connection, run_id: str, after: int = 0, newest: int | None = N
     """
     raw = cast(steps.c.metrics, Text)  # decoded below, five times as fast
     query = select(steps.c.step, steps.c.trained_at, raw).where(
-        steps.c.run_id == run_id, steps.c.state.in_(DONE), steps.c.step > after
+        steps.c.run_id == run_id, steps.c.state.in_(TRAINED), steps.c.step > after
     )
     if newest is not None:
         query = query.order_by(steps.c.step.desc()).limit(newest)

@@ -11,7 +11,7 @@ from agentrl.dashboard import page_rendering
 from agentrl.dashboard.page_request import MAX_INT32, Query
 from agentrl.dashboard.pages.results import step_contents
 from agentrl.dashboard.pictures import bars, histogram, swimlanes
-from agentrl.domain.schemas import Json, StepState
+from agentrl.domain.schemas import TRAINED, Json
 from agentrl.errors import RequestError, bad_parameter
 from agentrl.store import Connection, Row
 from agentrl.store.training import returns
@@ -68,7 +68,7 @@ def read(conn: Connection, run_id: str, params: Mapping[str, str], query: Query)
         "measured": bool(doubts),
         "not_compared": not_compared,
         "command": f"agentrl replay --run {shlex.quote(run['name'])} --steps {step.step}",
-        "can_replay": step.state in (StepState.TRAINED, StepState.PUBLISHED),
+        "can_replay": step.state in TRAINED,
         "discount": discount,
         "asked": f"{step.turn_discount if discount is None else discount:g}",
         "credit": None if discount is None else _credit(conn, step, paths, discount),

@@ -6,8 +6,7 @@ from sqlalchemy import Connection, select
 
 from agentrl.domain import evaluation
 from agentrl.domain.evaluation import Label
-from agentrl.domain.schemas import Json, SessionStatus
-from agentrl.store import evaluation_episodes
+from agentrl.domain.schemas import ENDED, Json, SessionStatus
 from agentrl.store.tables import sessions
 from agentrl.store.training import returns
 
@@ -26,7 +25,7 @@ def of_version(conn: Connection, run_id: str, version: int) -> list[Json]:
             s.run_id == run_id,
             s.is_eval.is_(True),
             s.parent_session_id.is_(None),
-            s.status.in_(evaluation_episodes.ENDED),
+            s.status.in_(ENDED),
             s.metadata[evaluation.KEY]["version"].as_integer() == version,
         )
         .order_by(s.id)
