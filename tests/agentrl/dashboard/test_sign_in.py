@@ -52,6 +52,7 @@ def changed(cookie: str, part: int, value: str) -> str:
         SIGNER.cookie("a-key") + ".x",
         SIGNER.cookie("a-key").rpartition(".")[0],
     ],
+    ids=["empty", "no parts", "words", "long", "wide digit", "time", "key", "signature", "more", "no signature"],
 )
 def test_a_forged_cookie_names_nobody(wrong: str) -> None:
     assert SIGNER.key_hash(wrong) is None
