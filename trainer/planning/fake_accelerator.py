@@ -17,7 +17,9 @@ from typing import Any, Self
 
 import torch
 import torch.distributed as dist
+from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.distributed.fsdp._fully_shard import _fsdp_init
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_any
@@ -62,17 +64,19 @@ class FakeAccelerator(TorchDispatchMode):
         self._fake = FakeTensorMode(allow_non_fake_inputs=True)
         self._values = FakeValues(self._fake, self.device)
         self._watch = watch
-        self._before: list[bool] = []
+        self._before: list[tuple[bool, Any]] = []
 
     def __enter__(self) -> Self:
         """Enter; from now on torch.tensor makes its tensor on the CPU and copies it, where an operation can see it."""
-        self._before.append(torch._C._only_lift_cpu_tensors())
+        self._before.append((torch._C._only_lift_cpu_tensors(), _fsdp_init._move_states_to_device))
         torch._C._set_only_lift_cpu_tensors(True)
+        _fsdp_init._move_states_to_device = self._move_to_device
         return super().__enter__()  # type: ignore[no-any-return]
 
     def __exit__(self, *raised: Any) -> None:
         """Leave."""
-        torch._C._set_only_lift_cpu_tensors(self._before.pop())
+        lifted, _fsdp_init._move_states_to_device = self._before.pop()
+        torch._C._set_only_lift_cpu_tensors(lifted)
         super().__exit__(*raised)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -88,6 +92,16 @@ class FakeAccelerator(TorchDispatchMode):
         if self._watch:
             self._watch(func, args, kwargs, result)
         return result
+
+    def _move_to_device(self, parameters: list[nn.Parameter], buffers: list[Tensor], device: torch.device) -> None:
+        """FSDP's own function assigns `tensor.data`, which cannot turn a real tensor into a fake one."""
+        for tensor in (*parameters, *buffers):
+            if tensor.device != device and not tensor.is_meta:
+                moved = tensor.detach().to(device)
+                if isinstance(tensor, nn.Parameter):
+                    moved = nn.Parameter(moved, tensor.requires_grad)
+                self._fake.fake_tensor_converter.tensor_memo.clear()  # a tensor with references cannot be swapped
+                torch.utils.swap_tensors(tensor, moved)
 
     def _compute(self, func: Any, args: Any, kwargs: Any) -> Any:
         if func is aten._local_scalar_dense.default:

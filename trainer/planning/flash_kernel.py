@@ -1,0 +1,44 @@
+"""The attention kernel that a trace assumes: flash attention, whose memory is linear in the tokens.
+
+Without it `scaled_dot_product_attention` of an unknown device is traced as plain products, quadratic in the tokens.
+Attention that calls the operations of flash attention itself is traced as it is.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+
+class FlashKernel(TorchFunctionMode):
+    """While it is entered, attention on the device `gpu` is computed by flash attention; a mask costs nothing."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Call flash attention in place of `scaled_dot_product_attention`."""
+        if func is torch._C._nn.scaled_dot_product_attention and args[0].device.type == "gpu":
+            return _flash(*args, **(kwargs or {}))
+        return func(*args, **(kwargs or {}))
+
+
+def _flash(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Tensor:
+    if attn_mask is not None and attn_mask.device != query.device:
+        raise RuntimeError(f"attention of tensors on {query.device} has a mask on {attn_mask.device}")
+    size = value.shape[-1]
+    if query.shape[-1] != size:  # the kernel takes heads of one size
+        value = torch.nn.functional.pad(value, (0, query.shape[-1] - size))
+    out: Tensor = torch.ops.aten._scaled_dot_product_flash_attention(
+        query, key, value, dropout_p, is_causal, False, scale=scale
+    )[0]
+    return out[..., :size]
