@@ -26,6 +26,7 @@ from torch.utils._pytree import tree_any
 
 from agentrl.trainer import distributed
 from agentrl.trainer.distributed import World
+from agentrl.trainer.planning import flash_kernel
 from agentrl.trainer.planning.device_guard import load_guard
 from agentrl.trainer.planning.fake_values import FakeValues
 from agentrl.trainer.planning.gpu_module import gpu_module
@@ -48,6 +49,7 @@ def register() -> torch.device:
     torch._register_device_module(NAME, gpu_module())  # type: ignore[no-untyped-call]
     torch.utils.generate_methods_for_privateuse1_backend()
     torch._C._acc.register_python_privateuseone_hook(registration._DummyPrivateUse1Hook())
+    flash_kernel.register()
     dist.Backend.register_backend("fake_gpu", fake_pg._create_fake_pg, extended_api=True, devices=["cpu", NAME])
     return torch.device(NAME, 0)
 

@@ -6,33 +6,32 @@ Attention that calls the operations of flash attention itself is traced as it is
 
 from __future__ import annotations
 
-from typing import Any
+from functools import cache
 
 import torch
 from torch import Tensor
-from torch.overrides import TorchFunctionMode
 
 
-class FlashKernel(TorchFunctionMode):
-    """While it is entered, attention on the device `gpu` is computed by flash attention; a mask costs nothing."""
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Call flash attention in place of `scaled_dot_product_attention`."""
-        if func is torch._C._nn.scaled_dot_product_attention and args[0].device.type == "gpu":
-            return _flash(*args, **(kwargs or {}))
-        return func(*args, **(kwargs or {}))
+@cache
+def register() -> torch.library.Library:
+    """Compute `scaled_dot_product_attention` of the fake accelerator by flash attention. A mask costs nothing."""
+    library = torch.library.Library("aten", "IMPL")
+    library.impl("scaled_dot_product_attention", flash, "AutogradPrivateUse1")
+    return library
 
 
-def _flash(
+def flash(
     query: Tensor,
     key: Tensor,
     value: Tensor,
     attn_mask: Tensor | None = None,
     dropout_p: float = 0.0,
     is_causal: bool = False,
+    *,
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Tensor:
+    """Attention of (B, h, L, d) queries by flash attention. Raises RuntimeError for a mask on another device."""
     if attn_mask is not None and attn_mask.device != query.device:
         raise RuntimeError(f"attention of tensors on {query.device} has a mask on {attn_mask.device}")
     size = value.shape[-1]

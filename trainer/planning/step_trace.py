@@ -28,7 +28,6 @@ from agentrl.trainer.optimizer import make_optimizer
 from agentrl.trainer.packing import Sample
 from agentrl.trainer.planning.collective_trace import CollectiveTrace, Route, Traffic
 from agentrl.trainer.planning.fake_accelerator import FakeAccelerator, fake_world
-from agentrl.trainer.planning.flash_kernel import FlashKernel
 from agentrl.trainer.planning.memory_trace import Holds, MemoryTrace, Peak
 from agentrl.trainer.planning.op_costs import OpCosts
 from agentrl.trainer.planning.workload import Workload, filling_samples
@@ -91,17 +90,19 @@ def trace_step(
 
     with ExitStack() as stack:
         world = stack.enter_context(fake_world(sizes.ranks, sizes.replicas, sizes.tensor))
-        for context in (memory.resizing(), FlashKernel(), FakeAccelerator(watch)):
+        for context in (memory.resizing(), FakeAccelerator(watch)):
             stack.enter_context(context)
         memory.enter("load")
         models = make_models(folder, config, world)
         optimizer = make_optimizer(models.policy, config)
-        memory.learn(models.policy.lm.config.get_text_config().vocab_size, _loaded(models))
+        vocabulary = models.policy.lm.config.get_text_config().vocab_size
+        memory.learn(vocabulary, _loaded(models))
         for model, optimizes in _learners(models, optimizer):
             make_moments(model, optimizes, memory)
         resting = memory.peak_now()
         clock = Clock(costs, messages)
-        samples = filling_samples(work, models.policy.budget(config.tokens_per_microbatch) or work.tokens, passes * world.data_size, 1000)
+        budget = models.policy.budget(config.tokens_per_microbatch)
+        samples = filling_samples(work, budget, passes * world.data_size, vocabulary)
         memory.enter(SCORING)
         clock.enter(SCORING)
         samples = _scored(samples, config, models, world)
@@ -180,7 +181,7 @@ def _watched(
         blocks = list(decoder(body.lm).layers)
         for i, block in enumerate(blocks):
             at = f"{name} {place(i, len(blocks), edge)}"
-            handles += _of_block(block, at, f"{name} head" if i == len(blocks) - 1 else None, memory)
+            handles += _of_block(block, at, "head" if i == len(blocks) - 1 else None, memory)
         if name == "policy":
             handles.append(body.register_forward_pre_hook(_microbatches(clock, memory), prepend=True))
     for _, optimizes in _learners(models, optimizer):
@@ -210,7 +211,7 @@ def _of_block(block: Any, at: str, then: str | None, memory: MemoryTrace) -> lis
         if first.requires_grad:
             first.register_hook(lambda _: memory.enter(f"backward {at}"))
         if then:
-            memory.enter(f"forward {then}")
+            memory.enter(then)
 
     return [block.register_forward_pre_hook(before, prepend=True), block.register_forward_hook(after, prepend=True)]
 
