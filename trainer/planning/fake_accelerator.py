@@ -11,7 +11,7 @@ step is measured without having it. fake_values.py says which values are known.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import cache
 from typing import Any, Self
 
@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.distributed.fsdp._fully_shard import _fsdp_init
 from torch.distributed.tensor import DTensor
+from torch.distributed.tensor._sharding_prop import ShardingPropagator
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_any
 
@@ -66,20 +67,35 @@ class FakeAccelerator(TorchDispatchMode):
         self._fake = FakeTensorMode(allow_non_fake_inputs=True)
         self._values = FakeValues(self._fake, self.device)
         self._watch = watch
-        self._before: list[tuple[bool, Any]] = []
+        self._entered: list[ExitStack] = []
 
     def __enter__(self) -> Self:
-        """Enter; from now on torch.tensor makes its tensor on the CPU and copies it, where an operation can see it."""
-        self._before.append((torch._C._only_lift_cpu_tensors(), _fsdp_init._move_states_to_device))
-        torch._C._set_only_lift_cpu_tensors(True)
-        _fsdp_init._move_states_to_device = self._move_to_device
+        """Enter, and replace the few of torch's functions that would look inside a fake tensor."""
+        stack = ExitStack()
+        self._entered.append(stack)
+        stack.callback(torch._C._set_only_lift_cpu_tensors, torch._C._only_lift_cpu_tensors())
+        torch._C._set_only_lift_cpu_tensors(True)  # torch.tensor makes its tensor on the CPU, and then copies it
+        stack.enter_context(_replaced(_fsdp_init, "_move_states_to_device", self._move_to_device))
+        meta = ShardingPropagator._propagate_tensor_meta_non_cached
+        stack.enter_context(_replaced(ShardingPropagator, "_propagate_tensor_meta_non_cached", self._unwatched(meta)))
         return super().__enter__()  # type: ignore[no-any-return]
 
     def __exit__(self, *raised: Any) -> None:
         """Leave."""
-        lifted, _fsdp_init._move_states_to_device = self._before.pop()
-        torch._C._set_only_lift_cpu_tensors(lifted)
         super().__exit__(*raised)
+        self._entered.pop().close()
+
+    def _unwatched(self, compute: Callable[..., Any]) -> Callable[..., Any]:
+        """DTensor learns shapes of whole tensors from fake ones, which are not the device's."""
+
+        def unwatched(*args: Any) -> Any:
+            watch, self._watch = self._watch, None
+            try:
+                return compute(*args)
+            finally:
+                self._watch = watch
+
+        return unwatched
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Compute with fake tensors if an argument is one or the result is on `gpu`, else with real ones."""
@@ -128,6 +144,16 @@ def _is_fake(value: Any) -> bool:
 
 def _on_gpu(device: Any) -> bool:
     return device is not None and torch.device(device).type == NAME
+
+
+@contextmanager
+def _replaced(owner: Any, name: str, function: Any) -> Iterator[None]:
+    original = getattr(owner, name)
+    setattr(owner, name, function)
+    try:
+        yield
+    finally:
+        setattr(owner, name, original)
 
 
 @contextmanager
