@@ -56,6 +56,8 @@ def extrapolated(first: StepTrace, second: StepTrace, at: tuple[Layers, Layers],
         second,
         peaks={n: peak(first.peaks[n], p) for n, p in second.peaks.items() if n in first.peaks and MIDDLE not in n},
         resting=peak(first.resting, second.resting),
+        parameters=line(first.parameters, second.parameters),
+        trained=line(first.trained, second.trained),
         efforts={n: effort(first.efforts[n], e) for n, e in second.efforts.items() if n in first.efforts},
     )
 

@@ -20,7 +20,14 @@ LAUNCH_S = 5e-6
 FLOAT32_SLOWDOWN = 2.0
 """float32 products run as TF32, at half of bfloat16's peak."""
 aten = torch.ops.aten
-FREE = ("c10d", "_c10d_functional", "_dtensor")
+NOT_KERNELS = ("c10d", "_c10d_functional", "_dtensor", "prim", "prims")
+"""Namespaces of collectives and of questions about a tensor."""
+FREE = {
+    op
+    for name in ("_unsafe_view", "alias", "detach", "empty", "empty_like", "empty_strided", "lift_fresh", "new_empty")
+    for op in (getattr(aten, name),)
+}
+"""Operations that only make room or look at a tensor in another way."""
 GROUPED = (aten._grouped_mm.default,)
 
 
@@ -34,7 +41,7 @@ class OpCosts:
 
     def watch(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
         """Add an operation."""
-        if func.is_view or func.namespace in FREE:
+        if func.is_view or func.namespace in NOT_KERNELS or func._overloadpacket in FREE:
             return
         flops = operations(func, args, kwargs, result)
         tensors = [t for t in tree_leaves((args, kwargs, result)) if isinstance(t, Tensor)]

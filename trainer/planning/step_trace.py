@@ -34,7 +34,7 @@ from agentrl.trainer.planning.workload import Workload, filling_samples
 from agentrl.trainer.scoring import make_samples
 from agentrl.trainer.update import update_policy
 
-SCORING, FIRST, LAST, OPTIMIZER = "scoring", "first", "last", "optimizer"
+LOAD, SCORING, FIRST, LAST, OPTIMIZER = "load", "scoring", "first", "last", "optimizer"
 """Phases of a step. The last microbatch stands for all but the first one."""
 
 
@@ -55,8 +55,15 @@ class StepTrace:
     resting: Peak  # between steps
     efforts: dict[str, Effort]  # by phase
     passes: int  # microbatches of the trace
+    parameters: float  # of the policy, over all ranks
+    trained: float  # of these
     packed: bool
     why_unpacked: str = ""
+
+    @property
+    def worst(self) -> tuple[str, Peak]:
+        """The part of a step with the most memory. Loading is none: it comes before the moments exist."""
+        return max(((n, p) for n, p in self.peaks.items() if n != LOAD), key=lambda named: named[1].total)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +99,7 @@ def trace_step(
         world = stack.enter_context(fake_world(sizes.ranks, sizes.replicas, sizes.tensor))
         for context in (memory.resizing(), FakeAccelerator(watch)):
             stack.enter_context(context)
-        memory.enter("load")
+        memory.enter(LOAD)
         models = make_models(folder, config, world)
         optimizer = make_optimizer(models.policy, config)
         vocabulary = models.policy.lm.config.get_text_config().vocab_size
@@ -110,7 +117,9 @@ def trace_step(
             update_policy(models.policy, optimizer, samples, 0, {0: 0}, config, world, models.critic)
         clock.enter("")
     why = models.policy.unpacked
-    return StepTrace(memory.peaks, resting, clock.efforts, passes, not why, why)
+    sizes_of = [(p.numel(), p.requires_grad) for p in models.policy.parameters()]
+    parameters, trained = sum(n for n, _ in sizes_of), sum(n for n, trains in sizes_of if trains)
+    return StepTrace(memory.peaks, resting, clock.efforts, passes, parameters, trained, not why, why)
 
 
 class Clock:
