@@ -22,6 +22,15 @@ VALUE = "_agentrl_value"
 aten = torch.ops.aten
 
 
+def _counted(values: Tensor, *bins: Any, **limits: Any) -> Tensor:
+    """histc, which a CPU has for floating-point numbers only."""
+    return torch.histc(values.double(), *bins, **limits).to(values.dtype)
+
+
+OTHERWISE = {aten.histc.default: _counted}
+"""Operations that a CPU computes in another way than a GPU."""
+
+
 class FakeValues:
     """Knows the values of fake tensors. `fake` makes them."""
 
@@ -98,7 +107,7 @@ class FakeValues:
         args, kwargs = tree_map_only(Tensor, self.of, (args, kwargs))
         if "device" in kwargs:
             kwargs = kwargs | {"device": torch.device("cpu")}
-        values = tree_leaves(func(*args, **kwargs))
+        values = tree_leaves(OTHERWISE.get(func, func)(*args, **kwargs))
         for tensor, value in zip(tree_leaves(result), values, strict=True):
             if isinstance(tensor, FakeTensor) and isinstance(value, Tensor):
                 setattr(tensor, VALUE, value)

@@ -17,7 +17,7 @@ import torch
 
 from agentrl.errors import ModelFolderError
 from agentrl.trainer.models.policy import decoder
-from agentrl.trainer.models.tensor_files import SINGLE
+from agentrl.trainer.models.tensor_files import INDEX
 
 LAYERS = "num_hidden_layers"
 PER_LAYER = ("layer_types", "layers_block_type", "no_rope_layers")
@@ -98,22 +98,20 @@ def with_layers(config: dict[str, Any], layers: Layers) -> dict[str, Any]:
 
 
 def write_shape(folder: Path, config: dict[str, Any]) -> Path:
-    """Make a model folder with this config.json whose weights are zeros that take no room on the disk."""
+    """Make a model folder with this config.json whose weights are zeros that take no room on the disk.
+
+    A tensor has a file of its own and one byte for each number, because a file is mapped into memory as a whole.
+    """
     folder.mkdir(parents=True, exist_ok=True)
-    lm = on_meta(config)
-    header: dict[str, Any] = {}
-    at = 0
-    seen: set[int] = set()
-    for name, tensor in lm.state_dict(keep_vars=True).items():
-        if id(tensor) in seen:
-            continue
-        seen.add(id(tensor))
-        size = tensor.numel() * 2
-        header[name] = {"dtype": "BF16", "shape": list(tensor.shape), "data_offsets": [at, at + size]}
-        at += size
-    text = json.dumps(header).encode()
-    with (folder / SINGLE).open("wb") as file:
-        file.write(struct.pack("<Q", len(text)) + text)
-        file.truncate(8 + len(text) + at)
+    files: dict[str, str] = {}
+    tensors = {id(tensor): (name, tensor) for name, tensor in reversed(on_meta(config).state_dict(keep_vars=True).items())}
+    for name, tensor in tensors.values():
+        files[name] = f"{len(files)}.safetensors"
+        about = {"dtype": "U8", "shape": list(tensor.shape), "data_offsets": [0, tensor.numel()]}
+        text = json.dumps({name: about}).encode()
+        with (folder / files[name]).open("wb") as file:
+            file.write(struct.pack("<Q", len(text)) + text)
+            file.truncate(8 + len(text) + tensor.numel())
+    (folder / INDEX).write_text(json.dumps({"weight_map": files}))
     (folder / "config.json").write_text(json.dumps(config))
     return folder
