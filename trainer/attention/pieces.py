@@ -23,7 +23,7 @@ import numpy as np
 
 from agentrl.domain.schemas import Int32
 
-SMALL = 256
+SMALL = 32
 """Sibling trees of together at most this many tokens become one masked piece."""
 TILE = 512
 """Side of the tiles into which a sliding window cuts pieces."""
