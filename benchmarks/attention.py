@@ -5,8 +5,8 @@
 
 A forest is one tree: a prompt of a quarter of the tokens, four branches, two answers to each. One core.
 
-- `exact/TOKENS/…`: the loss and the gradients (worst parameter) of the packed forest against the sum over its eight paths,
-  each by transformers alone, in float64; relative differences.
+- `exact/TOKENS/…`: the loss and the gradients (worst parameter) of the packed forest against the sum over its eight
+  paths, each by transformers alone, in float64; relative differences.
 - `memory/TOKENS/WAY` and `time/TOKENS/WAY` of a forward and backward pass of a 4-layer model: `packed`; `dense`, with a
   mask of all pairs; `alone`, as many tokens as four sequences that share nothing, one by one. A process for each.
 - `memory/slope`: (bytes per token at the largest size) / (bytes per token at 8k): 1 is linear.

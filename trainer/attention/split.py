@@ -59,13 +59,15 @@ class _Split(torch.autograd.Function):
         if len(cut) == 1:
             dq, dk, dv = _gradients(grad, q, k, v, out, lse, cut[0], *args)
         else:
-            dq, dk, dv = (_zeros(x) for x in (q, k, v))
+            dq, dk, dv = (_sum(x) for x in (q, k, v))
             for piece in cut:
                 queries, keys = slice(piece.query, piece.query_stop), slice(piece.key, piece.key_stop)
-                gq, gk, gv = _gradients(grad, q, k, v, out, lse, piece, *args)
-                dq[:, :, queries] += gq
-                dk[:, :, keys] += gk
-                dv[:, :, keys] += gv
+                found = _gradients(grad, q, k, v, out, lse, piece, *args)
+                for total, part, gradient in zip((dq, dk, dv), (queries, keys, keys), found, strict=True):
+                    if piece.own:
+                        total[:, :, part] = gradient
+                    else:
+                        total[:, :, part] += gradient
             dq, dk, dv = dq.to(q.dtype), dk.to(k.dtype), dv.to(v.dtype)
         dsinks = None
         if sinks_h is not None:
@@ -75,9 +77,9 @@ class _Split(torch.autograd.Function):
         return dq, dk, dv, dsinks, None, None, None
 
 
-def _zeros(x: Tensor) -> Tensor:
-    """A sum of gradients, in float32 for 16-bit tensors."""
-    return torch.zeros(x.shape, dtype=x.dtype if x.dtype == torch.float64 else torch.float32, device=x.device)
+def _sum(x: Tensor) -> Tensor:
+    """Memory for a sum in the shape of `x`, in float32 for 16-bit tensors. Own pieces fill it; the others add."""
+    return torch.empty_like(x, dtype=x.dtype if x.dtype == torch.float64 else torch.float32)
 
 
 def _kernel(q: Tensor, piece: Piece) -> Kernel:
@@ -95,14 +97,14 @@ def _attend(
 def _merged(
     q: Tensor, k: Tensor, v: Tensor, tree: Tree, cut: Sequence[Piece], window: int | None, scale: float
 ) -> tuple[Tensor, Tensor]:
-    """Output and log-sum-exp over all pieces. The first piece with a token's query has keys that it sees."""
-    sums, lse = _zeros(q), None
+    """Output and log-sum-exp over all pieces."""
+    sums, lse = _sum(q), None
     for piece in cut:
         queries = slice(piece.query, piece.query_stop)
         out, part = _attend(q, k, v, tree, piece, window, scale)
         if lse is None:
             lse = torch.empty(q.shape[:-1], dtype=part.dtype, device=q.device)
-        if piece.query == piece.key:  # a token's own piece: the first with its query
+        if piece.own:
             sums[:, :, queries], lse[:, :, queries] = out, part
             continue
         both = torch.logaddexp(lse[:, :, queries], part)
