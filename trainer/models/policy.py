@@ -2,7 +2,7 @@
 
 A `Body` is the part that all models of the trainer share: the decoder blocks, and how they read a microbatch.
 
-    packed      rows of prefix trees through our attention: shared prefixes are computed once
+    packed      forests of prefix trees through our attention: shared prefixes are computed once
     unpacked    each sequence by itself through transformers' own forward, for models that mix tokens in other ways
 
 Loading a model decides which of the two it uses (packing_probe.py). H: hidden size; other letters as in packing.py.
@@ -16,9 +16,9 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
+from agentrl.trainer.attention import tree_attention
 from agentrl.trainer.masked_outputs import MaskedOutputs
-from agentrl.trainer.models import attention, mechanisms
-from agentrl.trainer.models.attention import Rows, tree_mask
+from agentrl.trainer.models import mechanisms
 from agentrl.trainer.models.head import token_logprobs
 from agentrl.trainer.models.tensor_naming import Names
 from agentrl.trainer.packing import UNPACKED, Microbatch
@@ -39,6 +39,8 @@ class Body(nn.Module):
     """Maps the tensors of the model folder to the model's tensors."""
     unpacked: str = ""
     """Why sequences are not packed; empty when they are."""
+    attention: str = tree_attention.SPLIT
+    """transformers' name for the attention of packed sequences."""
 
     def __init__(self, lm: Any) -> None:
         super().__init__()
@@ -57,7 +59,7 @@ class Body(nn.Module):
         """
         self.unpacked = unpacked
         self._own_attention = mechanisms.PLAIN if plainly else self._own_attention
-        self.lm.set_attn_implementation(self._own_attention if unpacked else attention.NAME)
+        self.lm.set_attn_implementation(self._own_attention if unpacked else self.attention)
 
     def budget(self, tokens: int) -> int:
         """The budget for packing batches of this model when a microbatch may have `tokens` tokens."""
@@ -72,21 +74,16 @@ class Body(nn.Module):
         assert bool(batch.lengths) == bool(self.unpacked), "a batch is cut by its model's budget"
         if batch.lengths:
             return torch.cat([self.alone(ids_T) for ids_T in torch.split(batch.input_ids_N, list(batch.lengths))])
-        return self.packed(batch, self.rows(batch))
+        return self.packed(batch)
 
-    def rows(self, batch: Microbatch) -> Rows:
-        """The attention rows of a packed microbatch."""
-        mask_B1LL = tree_mask(batch.ends_BL, self.lm.get_input_embeddings().weight.dtype)
-        return Rows(batch.nodes_BL, batch.homes_N, mask_B1LL, batch.positions_N, int(batch.positions_N.max()) + 1)
-
-    def packed(self, batch: Microbatch, rows: Rows) -> Tensor:
-        """(N, H) the last hidden states, computed in attention rows."""
+    def packed(self, batch: Microbatch) -> Tensor:
+        """(N, H) the last hidden states of the tokens of a forest."""
         hidden_NH: Tensor = self.blocks(
             input_ids=batch.input_ids_N[None],
             position_ids=batch.positions_N[None],
-            attention_mask=rows.mask_B1LL,  # four dimensions: transformers uses the mask unchanged
+            attention_mask=batch.tree.marker,
             use_cache=False,
-            rows=rows,
+            tree=batch.tree,
         ).last_hidden_state[0]
         return hidden_NH
 
