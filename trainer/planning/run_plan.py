@@ -1,6 +1,6 @@
 """Makes the plan of a run: traces its step, tries settings until one fits, and counts what engines hold.
 
-    shape ─► two small models ─► traces ─► all layers ─► estimate on the GPUs ─► fits? ─► the next setting
+shape ─► two small models ─► traces ─► all layers ─► estimate on the GPUs ─► fits? ─► the next setting
 """
 
 from __future__ import annotations
@@ -96,9 +96,7 @@ class Tracer:
         except UserError as error:
             return Tried(setting, refused=str(error))
         data = setting.ranks // setting.tensor
-        found = estimate(
-            trace, self._work, setting.budget, data, setting.ranks, self._cluster, offload=setting.offload
-        )
+        found = estimate(trace, self._work, setting.budget, data, setting.ranks, self._cluster, offload=setting.offload)
         return Tried(setting, found)
 
     def _traced(self, setting: Setting, layers: Layers) -> StepTrace:
