@@ -37,15 +37,14 @@ def shape_of(model: str) -> tuple[str, dict[str, Any]]:
     Raises ModelFolderError.
     """
     by_name = {name.casefold(): name for name in SHAPES}
-    if name := by_name.get(model.rpartition("/")[2].casefold()):
-        if not Path(model).exists():
-            return name, dict(SHAPES[name])
+    if (name := by_name.get(model.rpartition("/")[2].casefold())) and not Path(model).exists():
+        return name, dict(SHAPES[name])
     path = resolve_model(model) if model in BUILT_IN else Path(model).expanduser()
     file = path / "config.json" if path.is_dir() else path
     if not file.is_file():
         known = [*SHAPES, *BUILT_IN]
         raise ModelFolderError(
-            f"no model {model!r}{did_you_mean(model, known)}; give a folder, a config.json, or one of {', '.join(known)}"
+            f"no model {model!r}{did_you_mean(model, known)}; give a folder, a config.json or one of {', '.join(known)}"
         )
     if file.stat().st_size > MOST_BYTES:
         raise ModelFolderError(f"{file} has more than {MOST_BYTES:,} bytes: it is no config.json")

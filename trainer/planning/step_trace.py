@@ -26,9 +26,9 @@ from agentrl.trainer.models.policy import Body, decoder
 from agentrl.trainer.models.run_models import Models, make_models
 from agentrl.trainer.optimizer import make_optimizer
 from agentrl.trainer.packing import Sample
-from agentrl.trainer.planning import flash_kernel
 from agentrl.trainer.planning.collective_trace import CollectiveTrace, Route, Traffic
-from agentrl.trainer.planning.fake_accelerator import FakeAccelerator, fake_world
+from agentrl.trainer.planning.fake import flash_kernel
+from agentrl.trainer.planning.fake.fake_accelerator import FakeAccelerator, fake_world
 from agentrl.trainer.planning.memory_trace import Holds, MemoryTrace, Peak
 from agentrl.trainer.planning.op_costs import OpCosts
 from agentrl.trainer.planning.workload import Workload, filling_samples

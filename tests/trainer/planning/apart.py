@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from forks import FORKS
 
-from agentrl.trainer.planning.device_guard import compiler
+from agentrl.trainer.planning.fake.device_guard import compiler
 
 LIMIT_S = 500.0
 

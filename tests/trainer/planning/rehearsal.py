@@ -22,7 +22,7 @@ from agentrl.trainer.metrics.fact_collector import FactCollector
 from agentrl.trainer.models import critic, policy, run_models
 from agentrl.trainer.optimizer import make_optimizer
 from agentrl.trainer.packing import Microbatch, Sample
-from agentrl.trainer.planning.fake_accelerator import FakeAccelerator, fake_world
+from agentrl.trainer.planning.fake.fake_accelerator import FakeAccelerator, fake_world
 from agentrl.trainer.scoring import make_samples
 
 PPO = {"preset": "ppo", "kl_coef": 0.1}

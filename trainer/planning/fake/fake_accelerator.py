@@ -30,14 +30,14 @@ from torch.utils._pytree import tree_any, tree_leaves
 from agentrl.errors import MisplacedTensor
 from agentrl.trainer import distributed
 from agentrl.trainer.distributed import World
-from agentrl.trainer.planning import flash_kernel
-from agentrl.trainer.planning.device_guard import load_guard
-from agentrl.trainer.planning.fake_values import FakeValues
-from agentrl.trainer.planning.gpu_module import gpu_module
+from agentrl.trainer.planning.fake import flash_kernel
+from agentrl.trainer.planning.fake.device_guard import load_guard
+from agentrl.trainer.planning.fake.fake_values import FakeValues
+from agentrl.trainer.planning.fake.gpu_module import gpu_module
 
 ROOT = Path(distributed.__file__).resolve().parent
-MIXED = "found two different devices"
-"""A part of torch's message when tensors of two devices meet."""
+MIXED = ("found two different devices", "found at least two devices")
+"""Parts of torch's messages when tensors of two devices meet."""
 NAME = "gpu"
 """The name of the device."""
 aten = torch.ops.aten
@@ -47,8 +47,8 @@ INDEXING = (aten.index.Tensor, aten.index_put.default, aten.index_put_.default, 
 @cache
 def register() -> torch.device:
     """Register the device with torch, once in a process. Raises UserError without a C++ compiler."""
-    import torch.distributed._tools.fake_collectives  # noqa: F401  the shapes of collectives' results
-    from torch.testing._internal.distributed import fake_pg  # noqa: F401  the process group "fake"
+    import torch.distributed._tools.fake_collectives
+    from torch.testing._internal.distributed import fake_pg
     from torch.utils import backend_registration as registration
 
     load_guard()
@@ -142,7 +142,7 @@ class FakeAccelerator(TorchDispatchMode):
             with self._fake:
                 result = func(*args, **kwargs)
         except RuntimeError as error:
-            if MIXED not in str(error):
+            if not any(words in str(error) for words in MIXED):
                 raise
             raise MisplacedTensor(f"{func} of tensors {_devices((args, kwargs))} {_place()}") from error
         self._values.follow(func, args, kwargs, result)
