@@ -28,8 +28,8 @@ from typing import Any
 import harness
 
 from agentrl.configs.run_config import RunConfig
-from agentrl.domain.model_shapes import SHAPES
 from agentrl.trainer.metrics.devices import labelled
+from agentrl.trainer.planning.model_shapes import SHAPES
 from agentrl.trainer.planning.plan_settings import STATE_BYTES, Setting
 from agentrl.trainer.planning.plan_text import tried_json
 from agentrl.trainer.planning.run_plan import Tracer

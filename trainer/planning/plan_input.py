@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from agentrl.configs.run_config import RunConfig
-from agentrl.domain.model_shapes import SHAPES
 from agentrl.errors import ConfigError, ModelFolderError, UserError, did_you_mean
 from agentrl.models import BUILT_IN, resolve_model
 from agentrl.trainer.metrics.devices import Device, labelled
+from agentrl.trainer.planning.model_shapes import SHAPES
 from agentrl.trainer.planning.workload import Workload
 
 GPUS = re.compile(r"(\d{1,4})\s*[x×]\s*(\S+)", re.IGNORECASE)

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from agentrl.configs.run_config import RunConfig
-from agentrl.domain.engine_memory import EngineMemory, engine_memory, least_tensor
 from agentrl.errors import UserError
+from agentrl.trainer.planning.engine_memory import EngineMemory, engine_memory, least_tensor
 from agentrl.trainer.planning.layer_extrapolation import edges, extrapolated, samples
 from agentrl.trainer.planning.plan_settings import Setting, configured, may_fit, rescues, sharings
 from agentrl.trainer.planning.shape_folder import Layers, layers_of, with_layers, write_shape

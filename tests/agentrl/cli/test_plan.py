@@ -10,8 +10,8 @@ import pytest
 from typer.testing import CliRunner
 
 from agentrl.cli.main import app
-from agentrl.domain.model_shapes import SHAPES
 from agentrl.errors import UserError
+from agentrl.trainer.planning.model_shapes import SHAPES
 
 
 @pytest.fixture

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentrl.domain.model_shapes import SHAPES
 from agentrl.errors import ModelFolderError
 from agentrl.trainer.models import loading
 from agentrl.trainer.planning.layer_extrapolation import edges, samples
+from agentrl.trainer.planning.model_shapes import SHAPES
 from agentrl.trainer.planning.shape_folder import Layers, layers_of, on_meta, pattern, with_layers, write_shape
 
 BILLIONS = {"Qwen3-8B": 8.19, "Qwen3-32B": 32.8, "Qwen3-30B-A3B": 30.5, "Qwen3-235B-A22B": 235.1, "1T-mixture": 1026}

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentrl.domain.engine_memory import RESERVE, cached_bytes, engine_memory, least_tensor
-from agentrl.domain.model_shapes import SHAPES
+from agentrl.trainer.planning.engine_memory import RESERVE, cached_bytes, engine_memory, least_tensor
+from agentrl.trainer.planning.model_shapes import SHAPES
 
 GIB = 2**30
 
