@@ -63,7 +63,7 @@ def load_guard() -> None:
 
     Raises UserError when there is no compiler, or when it fails.
     """
-    torch.ops.load_library(str(_compiled(cache_dir().parent / "native")))  # type: ignore[no-untyped-call]
+    torch.ops.load_library(str(_compiled(cache_dir().parent / "native")))
 
 
 def _compiled(folder: Path) -> Path:
