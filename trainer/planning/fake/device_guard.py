@@ -63,12 +63,12 @@ def load_guard() -> None:
 
     Raises UserError when there is no compiler, or when it fails.
     """
-    torch.ops.load_library(str(_compiled(cache_dir().parent / "native")))
+    torch.ops.load_library(str(_compiled(cache_dir().parent / "native")))  # type: ignore[no-untyped-call]
 
 
 def _compiled(folder: Path) -> Path:
     base = Path(torch.__file__).parent
-    abi = int(torch.compiled_with_cxx11_abi())  # type: ignore[no-untyped-call]
+    abi = int(torch.compiled_with_cxx11_abi())
     name = hashlib.sha256(f"{SOURCE}\n{torch.__version__}\n{base}\n{abi}".encode()).hexdigest()[:16]
     library = folder / f"device_guard-{name}.so"
     if library.is_file():
