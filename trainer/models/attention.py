@@ -8,6 +8,7 @@ size.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ from torch import Tensor
 from torch.nn.functional import pad, scaled_dot_product_attention
 
 from agentrl.errors import UnknownAttention
+from agentrl.trainer.parallel.context_parallel import Share
 
 NAME = "agentrl_tree"
 KNOWN = frozenset({"position_ids", "use_cache"})
@@ -76,6 +78,7 @@ def tree_attention(
     attention_mask: Tensor | None,
     *,
     rows: Rows,
+    share: Share | None = None,
     scaling: float | None = None,
     sliding_window: int | None = None,
     s_aux: Tensor | None = None,
@@ -83,7 +86,8 @@ def tree_attention(
     is_causal: bool | None = None,
     **others: Any,
 ) -> tuple[Tensor, None]:
-    """Gather rows, attend, scatter back: (1, N, h, d). `s_aux` (h,) holds the logit of each head's sink.
+    """Gather rows, attend, scatter back: (1, N, h, d). `s_aux` (h,) holds the logit of each head's sink. With a `share`
+    of the N tokens, queries, keys, values and the result are those of the share.
 
     Raises UnknownAttention when a model needs another attention: it changed the mask, or passed an argument that is not
     in KNOWN.
@@ -94,17 +98,32 @@ def tree_attention(
         unknown.append("a mask of its own")
     if unknown:
         raise UnknownAttention(f"{type(module).__name__} attends with {', '.join(unknown)}")
-    size = query_1hNd.shape[-1]
-    scale = size**-0.5 if scaling is None else scaling
+    scale = query_1hNd.shape[-1] ** -0.5 if scaling is None else scaling
+    attend = partial(_attend, rows, scale, sliding_window)
+    if share is not None:
+        return share.attend(attend, query_1hNd, key_1hNd, value_1hNd, s_aux), None
+    return attend(query_1hNd, key_1hNd, value_1hNd, s_aux), None
+
+
+def _attend(
+    rows: Rows,
+    scale: float,
+    window: int | None,
+    query_1hNd: Tensor,
+    key_1hNd: Tensor,
+    value_1hNd: Tensor,
+    sinks_h: Tensor | None,
+) -> Tensor:
+    """(1, N, h, d)"""
     q_BhLd, k_BhLd, v_BhLd = (_rows(x_1hNd, rows.nodes_BL) for x_1hNd in (query_1hNd, key_1hNd, value_1hNd))
-    mask = rows.mask(sliding_window)
-    if s_aux is not None:
-        q_BhLd, k_BhLd, v_BhLd = _with_sink(q_BhLd, k_BhLd, v_BhLd, s_aux / scale)
-        mask = rows.mask_with_sink(sliding_window)
+    mask = rows.mask(window)
+    if sinks_h is not None:
+        q_BhLd, k_BhLd, v_BhLd = _with_sink(q_BhLd, k_BhLd, v_BhLd, sinks_h / scale)
+        mask = rows.mask_with_sink(window)
     out_BhLd = scaled_dot_product_attention(
         q_BhLd, k_BhLd, v_BhLd, attn_mask=mask, scale=scale, enable_gqa=k_BhLd.shape[1] != q_BhLd.shape[1]
     )[..., : value_1hNd.shape[-1]]
-    return out_BhLd.transpose(1, 2).flatten(0, 1)[rows.homes_N][None], None
+    return out_BhLd.transpose(1, 2).flatten(0, 1)[rows.homes_N][None]
 
 
 def _with_sink(q_BhLd: Tensor, k_BhLd: Tensor, v_BhLd: Tensor, sinks_h: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -24,9 +24,11 @@ from torch.utils.checkpoint import checkpoint
 
 from agentrl.configs.trainer_config import AdapterConfig
 from agentrl.errors import ModelFolderError, UserError
-from agentrl.trainer.distributed import Mesh, World
-from agentrl.trainer.models import loading, lora, mechanisms, onednn, packing_probe, tensor_parallel
+from agentrl.trainer.distributed import World
+from agentrl.trainer.models import loading, lora, mechanisms, onednn, packing_probe
 from agentrl.trainer.models.policy import Body, decoder
+from agentrl.trainer.parallel import context_parallel, tensor_parallel
+from agentrl.trainer.parallel.mesh import Mesh
 
 AnyBody = TypeVar("AnyBody", bound=Body)
 
@@ -72,7 +74,7 @@ def load_sharded(
     if activation_checkpointing:
         _checkpoint_trained(blocks)
     if mesh.tensor:
-        tensor_parallel.parallelize(lm, mesh.tensor)
+        tensor_parallel.parallelize(decoder(lm), type(lm).__name__, mesh.tensor)
     elif device == "cpu":
         onednn.adopt(lm)
     model = wrap(lm)
@@ -94,6 +96,9 @@ def load_sharded(
     register_fsdp_forward_method(model, "within")
     packing_probe.choose(model, folder, computes, dtype)
     reshard(model)
+    if mesh.context:
+        context_parallel.check(lm.config, model.unpacked, mesh.context_size, mesh.tensor_size)
+        model.context = mesh.context
     return model
 
 
@@ -110,11 +115,11 @@ def accumulate(model: Body, more: bool) -> None:
 def backward(model: Body, loss: Tensor, world: World, *, more: bool) -> None:
     """Backward pass of this rank's share of a loss. Collective.
 
-    The loss is multiplied by the number of data ranks, because FSDP averages gradients over them. While `more` passes
+    The loss is multiplied by the number of ranks with different parts of the gradient, because FSDP averages over them. While `more` passes
     follow before the update, gradients are not reduced and gathered weights stay.
     """
     accumulate(model, more)
-    (loss * world.data_size).backward()  # type: ignore[no-untyped-call]
+    (loss * world.gradient_parts).backward()  # type: ignore[no-untyped-call]
 
 
 def reshard(model: Body) -> None:

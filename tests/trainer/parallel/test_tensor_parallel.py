@@ -17,7 +17,8 @@ from agentrl.errors import UserError
 from agentrl.trainer.checkpoints import checkpoint_folders
 from agentrl.trainer.distributed import World
 from agentrl.trainer.models import loading, lora, run_models
-from agentrl.trainer.models.tensor_parallel import parallelize
+from agentrl.trainer.models.policy import decoder
+from agentrl.trainer.parallel.tensor_parallel import parallelize
 
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3": ("Qwen3", {"tie_word_embeddings": True, "attention_bias": True}),  # norms of heads, inside attention
@@ -130,7 +131,7 @@ def test_a_model_that_cannot_be_split_is_named(tmp_path: Path, family: str, rank
     )
     lm = transformers.AutoModelForCausalLM.from_config(config)
     with pytest.raises(UserError, match=says):
-        parallelize(lm, SimpleNamespace(size=lambda: ranks))  # type: ignore[arg-type]
+        parallelize(decoder(lm), type(lm).__name__, SimpleNamespace(size=lambda: ranks))  # type: ignore[arg-type]
 
 
 def test_both_nearest_valid_sizes_are_named(tmp_path: Path) -> None:
@@ -139,4 +140,4 @@ def test_both_nearest_valid_sizes_are_named(tmp_path: Path) -> None:
     )
     lora.attach(lm, LoraConfig(rank=2))
     with pytest.raises(UserError, match="5 does not divide the model's num_attention_heads 12; 4 or 6 would"):
-        parallelize(lm, SimpleNamespace(size=lambda: 5))  # type: ignore[arg-type]
+        parallelize(decoder(lm), type(lm).__name__, SimpleNamespace(size=lambda: 5))  # type: ignore[arg-type]
