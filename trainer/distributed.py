@@ -53,11 +53,6 @@ class World:
         return self.rank % self.mesh.sharing == 0
 
     @property
-    def gradient_parts(self) -> int:
-        """Ranks with different parts of a gradient: all but those of one tensor group, whose gradients are equal."""
-        return self.size // self.mesh.tensor_size
-
-    @property
     def leads(self) -> bool:
         """Whether this is rank 0, which talks to the store, writes files and prints."""
         return self.rank == 0

@@ -27,7 +27,7 @@ from agentrl.errors import ModelFolderError, UserError
 from agentrl.trainer.distributed import World
 from agentrl.trainer.models import loading, lora, mechanisms, onednn, packing_probe
 from agentrl.trainer.models.policy import Body, decoder
-from agentrl.trainer.parallel import context_parallel, tensor_parallel
+from agentrl.trainer.parallel import context_parallel, expert_parallel, tensor_parallel
 from agentrl.trainer.parallel.mesh import Mesh
 
 AnyBody = TypeVar("AnyBody", bound=Body)
@@ -56,8 +56,8 @@ def load_sharded(
     cpu_offload               parameters, gradients and moments stay in CPU memory; a GPU gets one block at a time
     adapter                   only the adapter trains, if its rank is not 0
 
-    With tensor ranks in the mesh, the tensors that they split are sharded over tensor groups, the others over all
-    ranks.
+    With tensor ranks in the mesh, the tensors that they split are sharded over tensor groups, and with expert groups,
+    experts over these; the others are sharded over all ranks.
     """
     device = mesh.whole.device_type
     if cpu_offload and device == "cpu":
@@ -73,19 +73,26 @@ def load_sharded(
         lora.attach(lm, adapter)
     if activation_checkpointing:
         _checkpoint_trained(blocks)
+    experts = expert_parallel.spread(decoder(lm), type(lm).__name__, mesh)
     if mesh.tensor:
-        tensor_parallel.parallelize(decoder(lm), type(lm).__name__, mesh.tensor)
+        elsewhere = expert_parallel.plan_of(decoder(lm)) if experts else {}
+        tensor_parallel.parallelize(decoder(lm), type(lm).__name__, mesh.tensor, elsewhere)
     elif device == "cpu":
         onednn.adopt(lm)
     model = wrap(lm)
     model.names = names
     if mesh.whole.size() > 1 or dtype != torch.float32 or cpu_offload:  # otherwise FSDP would only copy
+        precision = partial(MixedPrecisionPolicy, param_dtype=dtype, reduce_dtype=torch.float32)
         shard: dict[str, Any] = {
-            "mp_policy": MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32),
+            "mp_policy": precision(),
             "offload_policy": CPUOffloadPolicy() if cpu_offload else OffloadPolicy(),
         }
         # A rank that owns all shards would only copy when it gathers again for the backward pass.
         reshards = mesh.split.shape[-1] > 1 and not keep_gathered
+        for owned in experts:
+            # Routing weights may have another type than the blocks.
+            as_given = shard | {"mp_policy": precision(cast_forward_inputs=False)}
+            expert_parallel.shard(owned, mesh, mesh.gradient_parts, **as_given, reshard_after_forward=not keep_gathered)
         for block in blocks:
             fully_shard(block, **shard, mesh=mesh.split, reshard_after_forward=reshards)
         fully_shard(model, **shard, mesh=mesh.whole, reshard_after_forward=False)
@@ -119,7 +126,7 @@ def backward(model: Body, loss: Tensor, world: World, *, more: bool) -> None:
     follow before the update, gradients are not reduced and gathered weights stay.
     """
     accumulate(model, more)
-    (loss * world.gradient_parts).backward()  # type: ignore[no-untyped-call]
+    (loss * world.mesh.gradient_parts).backward()  # type: ignore[no-untyped-call]
 
 
 def reshard(model: Body) -> None:

@@ -126,9 +126,10 @@ class _Gathered(torch.autograd.Function):
         own, most = counts[share.rank], max(counts)
         padded = parts[0].new_zeros(len(parts), most)
         padded[:, :own] = torch.stack([part_p[:own] for part_p in parts])
-        everyones = padded.new_empty(share.ranks, *padded.shape)
+        everyones = padded.new_empty(share.ranks * len(parts), most)
         dist.all_gather_into_tensor(everyones, padded, group=share.group)
-        joined = torch.cat([theirs[:, :count] for theirs, count in zip(everyones, counts, strict=True)], 1)
+        by_rank = everyones.split(len(parts))
+        joined = torch.cat([theirs[:, :count] for theirs, count in zip(by_rank, counts, strict=True)], 1)
         found = torch.empty_like(joined)
         found[:, order_P] = joined
         first = sum(counts[: share.rank])

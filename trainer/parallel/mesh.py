@@ -51,6 +51,11 @@ class Mesh:
         return self.tensor_size * self.context_size
 
     @property
+    def gradient_parts(self) -> int:
+        """Ranks with different parts of a gradient: all but those of one tensor group, whose gradients are equal."""
+        return self.whole.size() // self.tensor_size
+
+    @property
     def spreads_experts(self) -> bool:
         """Whether an expert group is larger than a tensor group: the model must then be a mixture."""
         return self.experts is not None and self.experts is not self.tensor

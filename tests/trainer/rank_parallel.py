@@ -1,6 +1,6 @@
 """Run by ranks.py: PPO with a reference and a critic on fixed batches; rank 0 writes losses and gradients.
 
-rank_tensor.py OUT REPLICAS TENSOR FOLDER:KIND…
+rank_parallel.py OUT REPLICAS-TENSOR-CONTEXT-EXPERTS:FOLDER:KIND…
 """
 
 from __future__ import annotations
@@ -9,9 +9,9 @@ import sys
 from pathlib import Path
 
 import torch
+from layouts import Found, Layout
 from safetensors.torch import save_file
 from support import AGES, random_samples
-from torch import Tensor
 
 from agentrl.configs.trainer_config import LoraConfig, TrainerConfig
 from agentrl.domain.schemas import TrainedBatch
@@ -34,7 +34,6 @@ CONFIGS = {
         "adapter": {"lora": LoraConfig(rank=3, alpha=6)},
     }.items()
 }
-Found = dict[str, Tensor]
 
 
 def updates(made: Models, optimizer: torch.optim.Optimizer, config: TrainerConfig, seed: int, world: World) -> Found:
@@ -75,13 +74,14 @@ def measured(folder: Path, kind: str, out: Path, world: World) -> Found:
     return found | {f"2/{name}": tensor for name, tensor in updates(made, optimizer, config, 2, world).items()}
 
 
-def main(out: Path, replicas: int, tensor: int, cases: list[str]) -> None:
-    with join_world("cpu", threads=1, replicas=replicas, tensor_parallel=tensor) as world:
-        for folder, kind in ((Path(folder), kind) for folder, _, kind in (case.rpartition(":") for case in cases)):
-            found = measured(folder, kind, out / folder.name, world)
+def main(out: Path, cases: list[str]) -> None:
+    with join_world("cpu", threads=1) as world:
+        for layout, folder, kind in (case.split(":") for case in cases):
+            beside = out / layout / Path(folder).name
+            found = measured(Path(folder), kind, beside, Layout.read(layout).of(world))
             if world.leads:
-                save_file(found, out / folder.name / f"{kind}.safetensors")
+                save_file(found, beside / f"{kind}.safetensors")
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), sys.argv[4:])
+    main(Path(sys.argv[1]), sys.argv[2:])
