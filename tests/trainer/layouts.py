@@ -13,13 +13,14 @@ from agentrl.trainer.distributed import World
 from agentrl.trainer.parallel.mesh import make_mesh
 
 Found = dict[str, Tensor]
-EXPERTS: dict[str, Any] = {"num_experts": 4, "num_experts_per_tok": 2, "norm_topk_prob": True}
+GROUPED: dict[str, Any] = {"hidden_size": 32, "intermediate_size": 48, "num_experts_per_tok": 2}
+"""Sizes of mixtures: rows of grouped products have a multiple of 16 bytes."""
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3": ("Qwen3", {"tie_word_embeddings": True, "attention_bias": True}),  # norms of heads, inside attention
     "phi3": ("Phi3", {"hidden_size": 32, "eos_token_id": 1}),  # several projections in one matrix
     "odd": ("Qwen3", {"num_attention_heads": 6, "num_key_value_heads": 3}),  # heads that two and four do not divide
-    "sinks": ("GptOss", {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 9, "eos_token_id": 1}),
-    "mixture": ("Qwen3Moe", EXPERTS | {"moe_intermediate_size": 10}),
+    "sinks": ("GptOss", GROUPED | {"num_local_experts": 4, "sliding_window": 9, "eos_token_id": 1}),
+    "mixture": ("Qwen3Moe", GROUPED | {"num_experts": 4, "moe_intermediate_size": 24, "norm_topk_prob": True}),
 }
 
 
