@@ -21,6 +21,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "odd": ("Qwen3", {"num_attention_heads": 6, "num_key_value_heads": 3}),  # heads that two and four do not divide
     "sinks": ("GptOss", GROUPED | {"num_local_experts": 4, "sliding_window": 9, "eos_token_id": 1}),
     "mixture": ("Qwen3Moe", GROUPED | {"num_experts": 4, "moe_intermediate_size": 24, "norm_topk_prob": True}),
+    "pair": ("Qwen3Moe", GROUPED | {"num_experts": 2, "moe_intermediate_size": 24}),  # fewer experts than ranks
 }
 
 
@@ -74,14 +75,14 @@ def save(name: str, folder: Path, **settings: Any) -> Path:
     return folder
 
 
-def assert_same(found: Found, expected: Found) -> None:
+def assert_same(found: Found, expected: Found, case: str = "") -> None:
     """To 1e-5 of each number's and each tensor's size; of nothing (a bias of keys), nothing."""
     assert found.keys() == expected.keys()
     whole = {part: norm(expected, part) for part in {name.rpartition("/")[0] for name in expected}}
     for name, tensor in expected.items():
         gap = (found[name].double() - tensor.double()).norm().item()
         size = max(tensor.double().norm().item(), 1e-3 * whole[name.rpartition("/")[0]])
-        assert gap <= 1e-5 * size, (name, gap, size)
+        assert gap <= 1e-5 * size, (case, name, gap, size)
 
 
 def norm(tensors: Found, prefix: str) -> float:

@@ -32,6 +32,7 @@ CONFIGS = {
     for name, settings in {
         "full": {"activation_checkpointing": True},
         "adapter": {"lora": LoraConfig(rank=3, alpha=6)},
+        "top": {"train_layers": 1, "keep_gathered": True},
     }.items()
 }
 

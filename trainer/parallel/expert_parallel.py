@@ -86,5 +86,5 @@ def shard(experts: nn.Module, mesh: Mesh, gradient_parts: int, **settings: Any) 
     fully_shard(experts, mesh=mesh.owned, shard_placement_fn=placement, **settings)
     assert isinstance(experts, FSDPModule)
     experts.set_gradient_divide_factor(float(gradient_parts))
-    if mesh.owned.device_type == "cpu":
-        experts.set_force_sum_reduction_for_comms(True)  # gloo cannot divide
+    if mesh.owned.device_type == "cpu" and shards > 1:  # gloo cannot divide; torch would divide one shard twice
+        experts.set_force_sum_reduction_for_comms(True)
