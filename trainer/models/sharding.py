@@ -20,12 +20,12 @@ from torch.distributed.fsdp import (
     fully_shard,
     register_fsdp_forward_method,
 )
-from torch.utils.checkpoint import checkpoint
 
 from agentrl.configs.trainer_config import AdapterConfig
 from agentrl.errors import ModelFolderError, UserError
 from agentrl.trainer.distributed import World
 from agentrl.trainer.models import loading, lora, mechanisms, onednn, packing_probe
+from agentrl.trainer.models.activations import Offload, checkpoint_trained
 from agentrl.trainer.models.policy import Body, decoder
 from agentrl.trainer.parallel import context_parallel, expert_parallel, tensor_parallel
 from agentrl.trainer.parallel.mesh import Mesh
@@ -41,6 +41,7 @@ def load_sharded(
     train_layers: int | None = None,
     dtype: torch.dtype = torch.float32,
     activation_checkpointing: bool = False,
+    activation_offload: bool = False,
     cpu_offload: bool = False,
     keep_gathered: bool = False,
     adapter: AdapterConfig | None = None,
@@ -52,6 +53,7 @@ def load_sharded(
     train_layers              only the top blocks and the final norm train; the autograd graph starts at the first
                               trained block, so no activations below it are kept
     activation_checkpointing  a trained block keeps only its input and is computed again in the backward pass
+    activation_offload        that input waits in CPU memory
     keep_gathered             a block's gathered weights stay until `accumulate` releases them
     cpu_offload               parameters, gradients and moments stay in CPU memory; a GPU gets one block at a time
     adapter                   only the adapter trains, if its rank is not 0
@@ -60,8 +62,9 @@ def load_sharded(
     experts over these; the others are sharded over all ranks.
     """
     device = mesh.whole.device_type
-    if cpu_offload and device == "cpu":
-        raise UserError("trainer.cpu_offload moves parameters off a GPU, and the trainer runs on the CPU")
+    for moved, what in ((cpu_offload, "cpu_offload moves parameters"), (activation_offload, "activation_offload moves activations")):
+        if moved and device == "cpu":
+            raise UserError(f"trainer.{what} off a GPU, and the trainer runs on the CPU")
     lm, names = loading.build(folder)
     lm.eval()  # no dropout: recomputed logprobs must be those of the policy that sampled
     if why := mechanisms.untrainable(lm):
@@ -72,7 +75,7 @@ def load_sharded(
     if adapter and adapter.rank:
         lora.attach(lm, adapter)
     if activation_checkpointing:
-        _checkpoint_trained(blocks)
+        checkpoint_trained(blocks, Offload() if activation_offload else None)
     experts = expert_parallel.spread(decoder(lm), type(lm).__name__, mesh)
     if mesh.tensor:
         elsewhere = expert_parallel.plan_of(decoder(lm)) if experts else {}
@@ -153,11 +156,3 @@ def _freeze_all_but_top(lm: Any, blocks: nn.ModuleList, top: int) -> None:
     for norm in norms:
         norm.requires_grad_(True)
 
-
-def _checkpoint_trained(blocks: nn.ModuleList) -> None:
-    """Checkpoint activations inside FSDP's hooks, so that weights are gathered once for recomputation and backward."""
-    for block in blocks:
-        if any(p.requires_grad for p in block.parameters()):
-            # There is no dropout, so no random state to restore.
-            again = partial(checkpoint, block.forward, use_reentrant=False, preserve_rng_state=False)
-            block.forward = again
