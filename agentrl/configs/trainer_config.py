@@ -23,7 +23,7 @@ class AdapterConfig(Section):
     """Scale of an adapter: its product is multiplied by alpha / rank."""
     targets: Annotated[list[str], Field(min_length=1)] = Field(default_factory=lambda: [ALL_LINEAR])
     """Names of the linear layers that get an adapter, for example `q_proj`; `all-linear`: all except the
-    output head.
+    output head. Experts of a mixture that are one tensor get none.
     """
 
 

@@ -65,10 +65,14 @@ def start(folder: Path, config: TrainerConfig, world: World) -> tuple[Models, to
 
 
 def measured(folder: Path, kind: str, out: Path, world: World) -> Found:
-    """A step, a checkpoint of it in `out`, and the next step: what a run that goes on from there should make."""
-    config = CONFIGS[kind]
+    """A step; and for a kind with `+` a checkpoint of it in `out`, and the next step: what a run that goes on from
+    there should make.
+    """
+    config = CONFIGS[kind.rstrip("+")]
     made, optimizer = start(folder, config, world)
     found = {f"1/{name}": tensor for name, tensor in updates(made, optimizer, config, 1, world).items()}
+    if not kind.endswith("+"):
+        return found
     batch = TrainedBatch(step_id=kind, digest="d", estimator="ppo", wasted_tokens=0, trained=[])
     record = StepRecord(step=1, version=1, batch=batch, metrics={})
     checkpoint_writer.begin(out, record, run_models.parts(made, optimizer, config), world, wait=True).finish()
@@ -81,6 +85,7 @@ def main(out: Path, cases: list[str]) -> None:
             beside = out / layout / Path(folder).name
             found = measured(Path(folder), kind, beside, Layout.read(layout).of(world))
             if world.leads:
+                beside.mkdir(parents=True, exist_ok=True)
                 save_file(found, beside / f"{kind}.safetensors")
 
 
