@@ -66,7 +66,8 @@ class TrainerSizes(Section):
             raise ValueError(f"ranks {self.ranks} is not a multiple of replicas {self.replicas}")
         shards = self.ranks // self.replicas
         if shards % self.tensor:
-            raise ValueError(f"ranks {self.ranks} is not a multiple of replicas × tensor = {self.replicas * self.tensor}")
+            parts = self.replicas * self.tensor
+            raise ValueError(f"ranks {self.ranks} is not a multiple of replicas × tensor = {parts}")
         groups, sharing = shards // self.tensor, [n for n in range(1, shards + 1) if shards % n == 0]
         if groups % self.context:
             near = _nearest(self.context, [n for n in range(1, groups + 1) if groups % n == 0])

@@ -150,9 +150,7 @@ def test_refused_groups_never_train_and_others_take_their_places(s: Setup) -> No
     assert faults == []
 
 
-def test_trajectories_over_the_budget_train_alone_and_are_counted(
-    s: Setup, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_trajectories_over_the_budget_train_alone_and_are_counted(s: Setup, capsys: pytest.CaptureFixture[str]) -> None:
     with opening(s, tokens_per_microbatch=5) as run:
         for _ in range(2):
             batch = run.prepare_batch()

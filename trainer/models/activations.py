@@ -1,7 +1,7 @@
 """Which activations of a trained block wait for the backward pass: none but its input, on the GPU or in CPU memory.
 
-    forward    block 1 ─► input 1 ─► block 2 ─► input 2 ─► …      an input is copied out while its block computes
-    backward   … ◄─ block 2 again ◄─ input 2 ◄─ block 1 again     an input is copied back when its block needs it
+forward    block 1 ─► input 1 ─► block 2 ─► input 2 ─► …      an input is copied out while its block computes
+backward   … ◄─ block 2 again ◄─ input 2 ◄─ block 1 again     an input is copied back when its block needs it
 """
 
 from __future__ import annotations

@@ -139,7 +139,8 @@ def _all_linear(lm: Any) -> list[str]:
     """The last names of all linear layers, except the output head."""
     from transformers.pytorch_utils import Conv1D
 
-    linear = (name for name, m in lm.named_modules() if isinstance(m, (nn.Linear, Conv1D)) and m is not lm.get_output_embeddings())
+    head = lm.get_output_embeddings()
+    linear = (name for name, m in lm.named_modules() if isinstance(m, (nn.Linear, Conv1D)) and m is not head)
     return sorted({name.rpartition(".")[2] for name in linear})
 
 

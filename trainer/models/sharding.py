@@ -62,9 +62,9 @@ def load_sharded(
     experts over these; the others are sharded over all ranks.
     """
     device = mesh.whole.device_type
-    for moved, what in ((cpu_offload, "cpu_offload moves parameters"), (activation_offload, "activation_offload moves activations")):
-        if moved and device == "cpu":
-            raise UserError(f"trainer.{what} off a GPU, and the trainer runs on the CPU")
+    if device == "cpu" and (cpu_offload or activation_offload):
+        what = "cpu_offload moves parameters" if cpu_offload else "activation_offload moves activations"
+        raise UserError(f"trainer.{what} off a GPU, and the trainer runs on the CPU")
     lm, names = loading.build(folder)
     lm.eval()  # no dropout: recomputed logprobs must be those of the policy that sampled
     if why := mechanisms.untrainable(lm):
@@ -125,8 +125,8 @@ def accumulate(model: Body, more: bool) -> None:
 def backward(model: Body, loss: Tensor, world: World, *, more: bool) -> None:
     """Backward pass of this rank's share of a loss. Collective.
 
-    The loss is multiplied by the number of ranks with different parts of the gradient, because FSDP averages over them. While `more` passes
-    follow before the update, gradients are not reduced and gathered weights stay.
+    The loss is multiplied by the number of ranks with different parts of the gradient, because FSDP averages over them.
+    While `more` passes follow before the update, gradients are not reduced and gathered weights stay.
     """
     accumulate(model, more)
     (loss * world.mesh.gradient_parts).backward()  # type: ignore[no-untyped-call]
@@ -155,4 +155,3 @@ def _freeze_all_but_top(lm: Any, blocks: nn.ModuleList, top: int) -> None:
     norms = [m for name, m in decoder(lm).named_children() if "norm" in name or name == "ln_f"]
     for norm in norms:
         norm.requires_grad_(True)
-

@@ -67,10 +67,10 @@ def make_mesh(kind: str, size: int, *, replicas: int = 1, tensor: int = 1, conte
     The arguments are the keys of `resources.trainer`.
     """
     if size % (replicas * tensor * context):
-        parts = f"{replicas} × {tensor} × {context}"
-        raise UserError(f"{size} ranks are not a multiple of replicas × tensor × context of resources.trainer = {parts}")
+        parts = f"replicas × tensor × context of resources.trainer = {replicas} × {tensor} × {context}"
+        raise UserError(f"{size} ranks are not a multiple of {parts}")
     *copies, shards = (size,) if replicas == 1 else (replicas, size // replicas)
-    if shards % experts or experts % tensor and experts > 1:
+    if shards % experts or (experts % tensor and experts > 1):
         raise UserError(f"resources.trainer.experts {experts} must divide {shards} ranks, and be a multiple of tensor")
     names = ("replicate", "shard")[-1 - len(copies) :]
     split = whole = init_device_mesh(kind, (*copies, shards), mesh_dim_names=names)

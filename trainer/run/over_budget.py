@@ -1,4 +1,4 @@
-"""Trajectories with more tokens than a microbatch should have: computed alone or refused, as `trainer.over_budget` says.
+"""Trajectories with more tokens than a microbatch should have: computed alone or refused (`trainer.over_budget`).
 
 A forward pass needs the tokens before a trajectory's last loss token. A trajectory is never cut: each of its tokens
 sees all earlier ones.

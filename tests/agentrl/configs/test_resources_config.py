@@ -16,7 +16,8 @@ BASE: dict[str, Any] = {"name": "r", "model": "tiny"}
 def test_an_allocation_string_is_short_for_the_keys() -> None:
     short = parse_config(BASE | {"resources": "sglang:d4t2p2e2+fsdp:d4t2"}).resources
     assert short.engines.model_dump() == {"count": 4, "tensor": 2, "pipeline": 2, "data": 1, "experts": 2, "hosts": 1}
-    assert short.trainer.model_dump() == {"ranks": 8, "replicas": 1, "tensor": 2, "context": 1, "experts": 1, "hosts": 1}
+    trainer = {"ranks": 8, "replicas": 1, "tensor": 2, "context": 1, "experts": 1, "hosts": 1}
+    assert short.trainer.model_dump() == trainer
     wide = parse_config(BASE | {"resources": "sglang:d4+fsdp:d2t2c2e4"}).resources.trainer
     assert (wide.ranks, wide.tensor, wide.context, wide.experts) == (8, 2, 2, 4)
     assert not short.colocated

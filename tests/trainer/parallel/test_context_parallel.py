@@ -29,7 +29,8 @@ def test_every_rank_gets_whole_groups_of_heads(heads: tuple[int, int], ranks: in
     assert split.queries % ranks == split.keys % ranks == split.queries % split.keys == 0
     assert split.keys >= keys * split.copies
     assert split.group * split.copies == queries // keys  # so that a query head keeps its key/value head
-    assert split.queries // ranks == min(-(-keys * c // ranks) * (queries // keys // c) for c in divisors(queries // keys))
+    size = queries // keys
+    assert split.queries // ranks == min(-(-keys * c // ranks) * (size // c) for c in divisors(size))
 
 
 def divisors(number: int) -> list[int]:

@@ -32,14 +32,14 @@ def test_a_model_whose_experts_cannot_be_spread_is_named(
     tmp_path: Path, name: str, mesh: dict[str, Any], says: str
 ) -> None:
     lm, _ = loading.build(save(name, tmp_path))
-    with pytest.raises(UserError, match=f"resources.trainer.{says}"):
+    with pytest.raises(UserError, match=rf"resources\.trainer\.{says}"):
         spread(decoder(lm), type(lm).__name__, Mesh(group(8), group(8), **mesh))
 
 
 def test_a_tensor_group_too_small_for_the_experts_names_its_own_key(tmp_path: Path) -> None:
     lm, _ = loading.build(save("mixture", tmp_path))
     three = group(3)
-    with pytest.raises(UserError, match="resources.trainer.tensor 3 does not divide the 4 experts"):
+    with pytest.raises(UserError, match=r"resources\.trainer\.tensor 3 does not divide the 4 experts"):
         spread(decoder(lm), type(lm).__name__, Mesh(group(3), group(1), tensor=three, experts=three))
 
 
