@@ -43,7 +43,7 @@ class Offload(saved_tensors_hooks):
         if tensor.device.type != "cuda":
             return Elsewhere(tensor.detach().clone(), tensor.device, None)
         if self._stream is None:
-            self._stream = torch.cuda.Stream(tensor.device)
+            self._stream = torch.cuda.Stream(tensor.device)  # type: ignore[no-untyped-call]
         copy = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
         self._stream.wait_stream(torch.cuda.current_stream(tensor.device))
         with torch.cuda.stream(self._stream):

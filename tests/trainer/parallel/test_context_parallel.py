@@ -98,7 +98,7 @@ def test_attention_with_shares_is_attention(
     sinks_h = torch.rand(queries, generator=generator).double() if sinks else None
     weights = torch.randn(1, tokens, queries, 3, generator=generator).double()
     mask_NN = (torch.rand(tokens, tokens, generator=generator) < 0.7) | torch.eye(tokens, dtype=torch.bool)
-    function = partial(attend, mask_NN)
+    function: Any = partial(attend, mask_NN)
 
     def run(rank: int, qkv: list[Tensor], into: list[Tensor], meeting: Meeting) -> None:
         share = Threaded(rank, ranks, tokens, meeting)
