@@ -73,14 +73,15 @@ class Share:
         )
         if sinks_h is not None:
             sinks_h = pad(sinks_h, (0, split.queries - heads)).chunk(self.ranks)[self.rank]
-        out_1Nhd = attend(*self._to_heads([query_1hnd, key_1hnd, value_1hnd]), sinks_h)
+        query_1hNd, key_1hNd, value_1hNd = self._to_heads([query_1hnd, key_1hnd, value_1hnd])
+        out_1Nhd = attend(query_1hNd, key_1hNd, value_1hNd, sinks_h)
         return self._to_tokens(out_1Nhd)[:, :, :heads]
 
     def _to_heads(self, parts: Sequence[Tensor]) -> list[Tensor]:
         """(1, h, n, d) → (1, h/W, N, d), in one exchange."""
         sizes = [x.numel() // self.ranks for x in parts]
         sent = torch.cat([x.reshape(self.ranks, -1) for x in parts], 1)  # row w: the heads of rank w
-        got = self._exchanged(sent).split(sizes, 1)  # row w: the tokens of rank w
+        got = torch.split(self._exchanged(sent), sizes, 1)  # row w: the tokens of rank w
         found = []
         for x, part in zip(parts, got, strict=True):
             _, heads, length, size = x.shape
@@ -128,7 +129,7 @@ class _Gathered(torch.autograd.Function):
         padded[:, :own] = torch.stack([part_p[:own] for part_p in parts])
         everyones = padded.new_empty(share.ranks * len(parts), most)
         dist.all_gather_into_tensor(everyones, padded, group=share.group)
-        by_rank = everyones.split(len(parts))
+        by_rank = torch.split(everyones, len(parts))
         joined = torch.cat([theirs[:, :count] for theirs, count in zip(by_rank, counts, strict=True)], 1)
         found = torch.empty_like(joined)
         found[:, order_P] = joined
