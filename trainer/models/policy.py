@@ -2,7 +2,7 @@
 
 A `Body` is the part that all models of the trainer share: the decoder blocks, and how they read a microbatch.
 
-    packed      rows of prefix trees through our attention: shared prefixes are computed once
+    packed      forests of prefix trees through our attention: shared prefixes are computed once
     unpacked    each sequence by itself through transformers' own forward, for models that mix tokens in other ways
 
 Loading a model decides which of the two it uses (packing_probe.py). H: hidden size; other letters as in packing.py.
@@ -17,9 +17,9 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
+from agentrl.trainer.attention import tree_attention
 from agentrl.trainer.masked_outputs import MaskedOutputs
-from agentrl.trainer.models import attention, mechanisms
-from agentrl.trainer.models.attention import Rows, tree_mask
+from agentrl.trainer.models import mechanisms
 from agentrl.trainer.models.head import token_logprobs
 from agentrl.trainer.models.tensor_naming import Names
 from agentrl.trainer.packing import UNPACKED, Microbatch
@@ -43,6 +43,8 @@ class Body(nn.Module):
     """Why sequences are not packed; empty when they are."""
     context: DeviceMesh | None = None
     """The ranks that divide the tokens of a microbatch among them, this one included."""
+    attention: str = tree_attention.SPLIT
+    """transformers' name for the attention of packed sequences."""
 
     def __init__(self, lm: Any) -> None:
         super().__init__()
@@ -61,7 +63,7 @@ class Body(nn.Module):
         """
         self.unpacked = unpacked
         self._own_attention = mechanisms.PLAIN if plainly else self._own_attention
-        self.lm.set_attn_implementation(self._own_attention if unpacked else attention.NAME)
+        self.lm.set_attn_implementation(self._own_attention if unpacked else self.attention)
 
     def budget(self, tokens: int) -> int:
         """The budget for packing batches of this model when a rank may have `tokens` tokens of a microbatch."""
@@ -80,22 +82,17 @@ class Body(nn.Module):
         assert bool(batch.lengths) == bool(self.unpacked), "a batch is cut by its model's budget"
         if batch.lengths:
             return torch.cat([self.alone(ids_T) for ids_T in torch.split(batch.input_ids_N, list(batch.lengths))])
-        return self.packed(batch, self.rows(batch), self.share(batch))
+        return self.packed(batch, self.share(batch))
 
-    def rows(self, batch: Microbatch) -> Rows:
-        """The attention rows of a packed microbatch."""
-        mask_B1LL = tree_mask(batch.ends_BL, self.lm.get_input_embeddings().weight.dtype)
-        return Rows(batch.nodes_BL, batch.homes_N, mask_B1LL, batch.positions_N, int(batch.positions_N.max()) + 1)
-
-    def packed(self, batch: Microbatch, rows: Rows, share: Share | None = None) -> Tensor:
-        """(N, H) the last hidden states, computed in attention rows; with a `share`, (n, H) those of the share."""
+    def packed(self, batch: Microbatch, share: Share | None = None) -> Tensor:
+        """(N, H) the last hidden states of the tokens of a forest; with a `share`, (n, H) those of the share."""
         ids, positions = batch.input_ids_N, batch.positions_N
         hidden: Tensor = self.blocks(
             input_ids=(share.take(ids) if share else ids)[None],
             position_ids=(share.take(positions) if share else positions)[None],
-            attention_mask=rows.mask_B1LL,  # four dimensions: transformers uses the mask unchanged
+            attention_mask=batch.tree.marker,
             use_cache=False,
-            rows=rows,
+            tree=batch.tree,
             share=share,
         ).last_hidden_state[0]
         return hidden

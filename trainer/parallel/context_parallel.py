@@ -29,7 +29,7 @@ from agentrl.errors import UserError
 from agentrl.trainer.parallel.head_split import HeadSplit
 
 Attend = Callable[[Tensor, Tensor, Tensor, Tensor | None], Tensor]
-"""(1, h, N, d) queries, keys, values, and (h,) sinks or None → (1, N, h, d)."""
+"""(1, h, N, d) queries, keys, values, and (h,) sinks or None → (1, h, N, d)."""
 Compute = Callable[[Tensor, Tensor], tuple[Tensor, ...]]
 """(p, H) hidden states that predict, and (p,) which of the P predictions they are → (p,) float32 tensors."""
 
@@ -74,8 +74,8 @@ class Share:
         if sinks_h is not None:
             sinks_h = pad(sinks_h, (0, split.queries - heads)).chunk(self.ranks)[self.rank]
         query_1hNd, key_1hNd, value_1hNd = self._to_heads([query_1hnd, key_1hnd, value_1hnd])
-        out_1Nhd = attend(query_1hNd, key_1hNd, value_1hNd, sinks_h)
-        return self._to_tokens(out_1Nhd)[:, :, :heads]
+        out_1hNd = attend(query_1hNd, key_1hNd, value_1hNd, sinks_h)
+        return self._to_tokens(out_1hNd.transpose(1, 2))[:, :, :heads]
 
     def _to_heads(self, parts: Sequence[Tensor]) -> list[Tensor]:
         """(1, h, n, d) → (1, h/W, N, d), in one exchange."""

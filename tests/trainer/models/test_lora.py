@@ -48,7 +48,7 @@ def trained(base: Path, world: World) -> tuple[Policy, torch.optim.Optimizer]:
 
 
 def microbatch() -> Microbatch:
-    return collate([make_units(random_samples(5), 4096)])
+    return collate(make_units(random_samples(5), 4096))
 
 
 def logprobs(policy: Any) -> torch.Tensor:

@@ -81,9 +81,9 @@ class Threaded(Share):
 
 
 def attend(mask_NN: Tensor, q: Tensor, k: Tensor, v: Tensor, sinks_h: Tensor | None) -> Tensor:
-    """(1, N, h, d), with a sink that scales a head's output."""
+    """(1, h, N, d), with a sink that scales a head's output."""
     out = scaled_dot_product_attention(q, k, v, attn_mask=mask_NN, enable_gqa=True)
-    return (out if sinks_h is None else out * sinks_h[:, None, None]).transpose(1, 2)
+    return out if sinks_h is None else out * sinks_h[:, None, None]
 
 
 @settings(max_examples=25, deadline=None)
@@ -109,7 +109,7 @@ def test_attention_with_shares_is_attention(
         into[rank] = share.attend(function, own[0], own[1], own[2], sinks_h)[:, : share.held]
 
     expected = [x.clone().requires_grad_() for x in made]
-    (function(*expected, sinks_h) * weights).sum().backward()
+    (function(*expected, sinks_h).transpose(1, 2) * weights).sum().backward()
     found = [x.clone().requires_grad_() for x in made]
     outputs: list[Tensor] = [torch.empty(0)] * ranks
     meeting = Meeting(ranks)
@@ -119,7 +119,7 @@ def test_attention_with_shares_is_attention(
     for thread in threads:
         thread.join()
     joined = torch.cat(outputs, 1)
-    torch.testing.assert_close(joined, function(*expected, sinks_h), rtol=0, atol=1e-12)
+    torch.testing.assert_close(joined, function(*expected, sinks_h).transpose(1, 2), rtol=0, atol=1e-12)
     (joined * weights).sum().backward()
     for x, other in zip(found, expected, strict=True):
         torch.testing.assert_close(x.grad, other.grad, rtol=0, atol=1e-12)
