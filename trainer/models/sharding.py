@@ -27,6 +27,7 @@ from agentrl.errors import ModelFolderError, UserError
 from agentrl.trainer.distributed import Mesh, World
 from agentrl.trainer.models import loading, lora, mechanisms, onednn, packing_probe, tensor_parallel
 from agentrl.trainer.models.policy import Body, decoder
+from agentrl.trainer.recurrence import carrying
 
 AnyBody = TypeVar("AnyBody", bound=Body)
 
@@ -69,6 +70,7 @@ def load_sharded(
         _freeze_all_but_top(lm, blocks, train_layers)
     if adapter and adapter.rank:
         lora.attach(lm, adapter)
+    carrying.carry(blocks)
     if activation_checkpointing:
         _checkpoint_trained(blocks)
     if mesh.tensor:
