@@ -47,7 +47,7 @@ def unpackable(lm: Any) -> str:
     known = {part for layer in carriers for part in layer.modules()}
     if any(isinstance(module, nn.Conv1d) and module not in known for module in lm.modules()):
         return "it has convolutions over tokens"
-    if not lm._supports_attention_backend:
+    if not carriers and not lm._supports_attention_backend:
         return "its attention is none of transformers' attention functions"
     return ""
 

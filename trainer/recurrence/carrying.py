@@ -26,12 +26,14 @@ RECURRENT = {
     "BambaMixer": "cache_params",
     "FalconH1Mixer": "cache_params",
     "GraniteMoeHybridMambaLayer": "cache_params",
+    "KimiLinearDeltaAttention": "cache_params",
     "Mamba2Mixer": "cache_params",
     "NemotronHMamba2Mixer": "cache_params",
     "OlmoHybridGatedDeltaNet": "cache_params",
     "Qwen3NextGatedDeltaNet": "cache_params",
     "Qwen3_5GatedDeltaNet": "cache_params",
     "Qwen3_5MoeGatedDeltaNet": "cache_params",
+    "Zamba2MambaMixer": "cache_params",
 }
 """transformers' layers with a recurrent state → the argument that is their cache."""
 CONVOLUTIONS = {"Lfm2ShortConv": "past_key_values", "Lfm2MoeShortConv": "past_key_values"}
