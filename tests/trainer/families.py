@@ -33,7 +33,12 @@ DELTA: dict[str, Any] = {
 MAMBA: dict[str, Any] = {"mamba_d_state": 8, "mamba_d_conv": 4, "mamba_expand": 2}
 EXPERTS: dict[str, Any] = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
 EXPERTS_LOCAL: dict[str, Any] = {"num_local_experts": 4, "num_experts_per_tok": 2}
-MAMBA_2: dict[str, Any] = MAMBA | {"mamba_n_heads": 8, "mamba_d_head": 8, "mamba_n_groups": 1}
+MAMBA_2: dict[str, Any] = MAMBA | {
+    "mamba_n_heads": 8,
+    "mamba_d_head": 8,
+    "mamba_n_groups": 1,
+    "mamba_chunk_size": 8,
+}
 LONGROPE = {
     "rope_type": "longrope",
     "rope_theta": 1e4,
