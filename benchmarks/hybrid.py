@@ -48,7 +48,7 @@ SIZES: dict[str, Any] = {
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
     "tie_word_embeddings": False,
-    "initializer_range": 0.2,
+    "initializer_range": 0.1,
     "pad_token_id": 0,
     "bos_token_id": 1,
     "eos_token_id": 2,
