@@ -148,7 +148,9 @@ def group(prompt: int, branches: tuple[int, ...]) -> list[Sample]:
     """A prompt and its branches, of random tokens; all tokens but the first are predicted."""
     rng = np.random.default_rng(0)
     shared = rng.integers(3, SIZES["vocab_size"], prompt)
-    return [sample(i, np.concatenate([shared, rng.integers(3, SIZES["vocab_size"], n)])) for i, n in enumerate(branches)]
+    return [
+        sample(i, np.concatenate([shared, rng.integers(3, SIZES["vocab_size"], n)])) for i, n in enumerate(branches)
+    ]
 
 
 def sample(number: int, ids: np.ndarray[Any, Any]) -> Sample:

@@ -22,22 +22,24 @@ from agentrl.trainer.attention.tree import Tree
 from agentrl.trainer.recurrence.runs import NO_STATE, Run, line, places, runs
 from agentrl.trainer.recurrence.states import Carried, Spliced, States
 
-RECURRENT = {
-    "BambaMixer": "cache_params",
-    "FalconH1Mixer": "cache_params",
-    "GraniteMoeHybridMambaLayer": "cache_params",
-    "KimiLinearDeltaAttention": "cache_params",
-    "Mamba2Mixer": "cache_params",
-    "NemotronHMamba2Mixer": "cache_params",
-    "OlmoHybridGatedDeltaNet": "cache_params",
-    "Qwen3NextGatedDeltaNet": "cache_params",
-    "Qwen3_5GatedDeltaNet": "cache_params",
-    "Qwen3_5MoeGatedDeltaNet": "cache_params",
-    "Zamba2MambaMixer": "cache_params",
-}
-"""transformers' layers with a recurrent state → the argument that is their cache."""
-CONVOLUTIONS = {"Lfm2ShortConv": "past_key_values", "Lfm2MoeShortConv": "past_key_values"}
-"""transformers' layers whose only state is the last inputs of a convolution → the argument that is their cache."""
+RECURRENT = frozenset(
+    {
+        "BambaMixer",
+        "FalconH1Mixer",
+        "GraniteMoeHybridMambaLayer",
+        "KimiLinearDeltaAttention",
+        "Mamba2Mixer",
+        "NemotronHMamba2Mixer",
+        "OlmoHybridGatedDeltaNet",
+        "Qwen3NextGatedDeltaNet",
+        "Qwen3_5GatedDeltaNet",
+        "Qwen3_5MoeGatedDeltaNet",
+        "Zamba2MambaMixer",
+    }
+)
+"""transformers' layers with a recurrent state, which several tokens can continue. (Mamba 1 continues one at a time.)"""
+CONVOLUTIONS = frozenset({"Lfm2ShortConv", "Lfm2MoeShortConv"})
+"""transformers' layers whose only state is the last inputs of a convolution."""
 
 
 def carriers(module: nn.Module) -> list[Any]:
@@ -48,11 +50,11 @@ def carriers(module: nn.Module) -> list[Any]:
 def carry(blocks: Iterable[nn.Module]) -> None:
     """Make the layers with a state in `blocks` follow the forest that a block gets as `tree`."""
     computing = Computing()
-    for block in blocks:
-        found = carriers(block)
-        for layer in found:
-            along = _along_runs if type(layer).__name__ in RECURRENT else _along_line
-            layer.forward = partial(_forward, computing, along, layer, layer.forward)
+    layers = {block: carriers(block) for block in blocks}
+    for layer in dict.fromkeys(layer for found in layers.values() for layer in found):  # blocks may share one
+        along = _along_runs if type(layer).__name__ in RECURRENT else _along_line
+        layer.forward = partial(_forward, computing, along, layer, layer.forward)
+    for block, found in layers.items():
         if found:
             block.forward = partial(computing.block, block.forward)
 
@@ -80,7 +82,7 @@ class Cut:
 
 
 class Computing:
-    """The forest of the block that computes now. Its layers ask here, since not every block passes `tree` on to them."""
+    """The forest of the block that computes now. Its layers ask here, since not every block passes `tree` to them."""
 
     def __init__(self) -> None:
         self.cut: Cut | None = None
@@ -99,8 +101,8 @@ class Computing:
             self.cut = None
 
 
-Along = Callable[[Cut, nn.Module, Callable[..., Tensor], Tensor], Tensor]
-"""Computes (1, N, H) from (1, N, H) along a forest, for a layer with its own forward."""
+Along = Callable[[Cut, Any, Callable[..., Tensor], Tensor], Tensor]
+"""Computes (1, N, H) from (1, N, H) along a forest, by a layer and its own forward."""
 
 
 def _forward(
@@ -119,21 +121,20 @@ def _forward(
 
 
 def _along_runs(cut: Cut, layer: nn.Module, own: Callable[..., Tensor], hidden_1NH: Tensor) -> Tensor:
-    argument = RECURRENT[type(layer).__name__]
     after: dict[int, States] = {}
     outputs = []
     for run, tokens_RL in zip(cut.runs, cut.run_tokens, strict=True):
         before = States.joined([after[i] for i in run.before]) if run.starts_from_states else None
         carried = Carried(before)
-        out_RLH = own(hidden_1NH[0, tokens_RL], **{argument: carried})
+        hidden_RLH = hidden_1NH[0].index_select(0, tokens_RL.flatten()).view(*tokens_RL.shape, -1)
+        out_RLH = own(hidden_RLH, cache_params=carried)
         outputs.append(out_RLH.flatten(0, 1))
         if run.after != NO_STATE:
             after[run.after] = carried.after
-    return torch.cat(outputs)[cut.run_places_N][None]
+    return torch.cat(outputs).index_select(0, cut.run_places_N)[None]
 
 
 def _along_line(cut: Cut, layer: Any, own: Callable[..., Tensor], hidden_1NH: Tensor) -> Tensor:
-    argument = CONVOLUTIONS[type(layer).__name__]
     tokens_E, absent_E, places_N = cut.line(layer.conv.kernel_size[0])
-    out_1EH = own(hidden_1NH[:, tokens_E], **{argument: Spliced(absent_E)})
-    return out_1EH[:, places_N]
+    out_1EH = own(hidden_1NH.index_select(1, tokens_E), past_key_values=Spliced(absent_E))
+    return out_1EH.index_select(1, places_N)

@@ -101,7 +101,7 @@ def line(chains: Sequence[Chain], kernel: int) -> Line:
     tokens: list[int] = []
     given: list[bool] = []
     own: list[int] = []
-    for i, chain in enumerate(chains):
+    for chain in chains:
         seen = _last(chains, chain.parent, kernel - 1)
         absent = kernel - 1 - len(seen)
         tokens += [0] * absent + seen

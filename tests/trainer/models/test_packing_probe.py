@@ -225,7 +225,9 @@ def attend(arguments: dict[str, Any], *, changed: bool = False) -> Tensor:
 
 
 def test_two_ranks_decide_alike_and_compute_the_same_step_as_one(tmp_path: Path, world: World) -> None:
-    folders = [save_family(name, tmp_path / name) for name in ("gpt-oss", "Gemma 2, no cap of logits", "LFM2", "Qwen3.5")]
+    folders = [
+        save_family(name, tmp_path / name) for name in ("gpt-oss", "Gemma 2, no cap of logits", "LFM2", "Qwen3.5")
+    ]
     alone = steps(folders, world)
     run_ranks("rank_families.py", 2, tmp_path / "out.json", *folders)
     both = json.loads((tmp_path / "out.json").read_text())

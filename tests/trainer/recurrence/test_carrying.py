@@ -46,7 +46,9 @@ class Wide:
 @contextmanager
 def exact(policy: Policy) -> Iterator[Policy]:
     """The model in float64, also in the places where transformers casts to float32."""
-    files = {sys.modules[type(m).__module__] for m in policy.lm.modules() if "transformers.models" in type(m).__module__}
+    files = {
+        sys.modules[type(m).__module__] for m in policy.lm.modules() if "transformers.models" in type(m).__module__
+    }
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch.Tensor, "float", torch.Tensor.double)
         for file in files:
@@ -180,4 +182,5 @@ def test_without_a_forest_a_layer_is_transformers_own(folder: Path, load: Callab
     assert len(carriers(lm)) == 3
     ids = list(range(3, 40))
     expected = lm.model(input_ids=torch.tensor([ids]), use_cache=False).last_hidden_state[0]
-    torch.testing.assert_close(*alone(policy, [ids]), expected, rtol=0, atol=0)
+    (found,) = alone(policy, [ids])
+    torch.testing.assert_close(found, expected, rtol=0, atol=0)
