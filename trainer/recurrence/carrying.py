@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from agentrl.trainer.attention.tree import Tree
-from agentrl.trainer.recurrence.runs import NO_STATE, Run, line, places, runs
+from agentrl.trainer.recurrence.state_runs import NO_STATE, Run, line, places, runs
 from agentrl.trainer.recurrence.states import Carried, Spliced, States
 
 RECURRENT = frozenset(

@@ -79,7 +79,7 @@ class Carried:
 
 
 class Spliced:
-    """A cache for a convolution over a line (runs.py): its inputs are 0 where a root has nothing before it."""
+    """A cache for a convolution over a line (state_runs.py): its inputs are 0 where a root has nothing before it."""
 
     def __init__(self, absent_E: Tensor) -> None:
         self.absent_E = absent_E

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from agentrl.domain.batching import PrefixTree, build_tree
 from agentrl.trainer.attention.pieces import Chain, chains
-from agentrl.trainer.recurrence.runs import FEWEST, NO_STATE, PADDED, line, places, runs
+from agentrl.trainer.recurrence.state_runs import FEWEST, NO_STATE, PADDED, line, places, runs
 
 sequences = st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=12), min_size=1, max_size=8)
 NESTED = [[0, 1, 2, 0], [0, 1, 2, 1], [0, 1, 1], [0, 2, 2], [0, 2, 1, 1, 1, 1, 1]]
