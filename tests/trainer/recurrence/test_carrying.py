@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from torch import Tensor
 
 from agentrl.domain.batching import PrefixTree, build_tree
 from agentrl.trainer.attention.tree import Tree
-from agentrl.trainer.distributed import World
+from agentrl.trainer.distributed import World, full
 from agentrl.trainer.models.policy import Policy
 from agentrl.trainer.models.sharding import load_sharded
 from agentrl.trainer.recurrence.carrying import carriers
@@ -103,7 +104,7 @@ def gradients(policy: Policy, found: list[Tensor]) -> dict[str, Tensor]:
     generator = torch.Generator().manual_seed(0)
     policy.zero_grad()
     sum(((h * torch.randn(h.shape, generator=generator)).sum() for h in found), torch.zeros(())).backward()
-    return {name: p.grad.clone() for name, p in policy.lm.named_parameters() if p.grad is not None}
+    return {name: full(p.grad).clone() for name, p in policy.trainable() if p.grad is not None}
 
 
 def compare(policy: Policy, lists: list[list[int]], allowed: float) -> None:
@@ -184,3 +185,20 @@ def test_without_a_forest_a_layer_is_transformers_own(folder: Path, load: Callab
     expected = lm.model(input_ids=torch.tensor([ids]), use_cache=False).last_hidden_state[0]
     (found,) = alone(policy, [ids])
     torch.testing.assert_close(found, expected, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("name", ["Qwen3.5", "LFM2", "Mamba 2"])
+def test_in_bfloat16_gradients_are_as_close_as_those_of_each_sequence_alone(
+    name: str, load: Callable[..., Policy]
+) -> None:
+    tree = forest(branches())
+    ordered = [tree.token_ids[path].tolist() for path in tree.paths]
+    plain = load(name)
+    expected = gradients(plain, packed(plain, tree))
+    errors = []
+    for compute in (partial(packed, tree=tree), partial(alone, lists=ordered)):
+        rounded = load(name, dtype=torch.bfloat16)
+        assert not rounded.unpacked
+        found = rounded.within(partial(compute, rounded))
+        errors.append(apart(gradients(rounded, found), expected))
+    assert errors[0] <= 1.5 * errors[1] <= 0.5
