@@ -66,6 +66,10 @@ class UpdateConfig(Section):
     """`auto` uses CUDA when torch finds a GPU."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Compute type; master weights are float32."""
+    attention: Literal["auto", "split", "flex"] = "auto"
+    """Attention of packed sequences: `split` in pieces, on any device; `flex` by FlexAttention, compiled for a GPU;
+    `auto`: `flex` on CUDA, `split` on a CPU.
+    """
     threads: NonNegative = 0
     """CPU threads per rank; 0: torch's default."""
     activation_checkpointing: bool = False
@@ -98,6 +102,7 @@ CHANGEABLE_OF_TRAINER = (
     "resources.trainer.tensor",
     "trainer.device",
     "trainer.threads",
+    "trainer.attention",
     "trainer.tokens_per_microbatch",
     "trainer.activation_checkpointing",
     "trainer.keep_gathered",

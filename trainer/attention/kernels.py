@@ -175,7 +175,7 @@ def kernel_for(q: Tensor, masked: bool) -> Kernel:
     """The fastest kernel for queries of this type and device."""
     if q.device.type == "cpu":
         return CPU_FLASH
-    return GPU_FLASH if q.dtype in HALF and not masked else PRODUCTS
+    return GPU_FLASH if q.dtype in HALF and not masked and q.shape[-1] % 8 == 0 else PRODUCTS
 
 
 def _wide(x: Tensor) -> Tensor:

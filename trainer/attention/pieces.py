@@ -23,7 +23,7 @@ import numpy as np
 
 from agentrl.domain.schemas import Int32
 
-SMALL = 256
+SMALL = 32
 """Sibling trees of together at most this many tokens become one masked piece."""
 TILE = 512
 """Side of the tiles into which a sliding window cuts pieces."""
@@ -39,6 +39,11 @@ class Piece:
     key_stop: int
     causal: bool = False
     masked: bool = False
+
+    @property
+    def own(self) -> bool:
+        """Whether its queries are its keys. Each token is in one such piece, and these pieces come first."""
+        return self.query == self.key
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,9 +73,7 @@ def chains(ends_N: Int32) -> list[Chain]:
 
 
 def pieces(found: Sequence[Chain], small: int = SMALL) -> list[Piece]:
-    """The attention of a forest without a window. The first pieces are the own ones: each token is a query of exactly
-    one of them, and is among its keys.
-    """
+    """The attention of a forest without a window; own pieces first."""
     own: list[Piece] = []
     shared: list[Piece] = []
     i = 0
@@ -105,7 +108,7 @@ def windowed(whole: Sequence[Piece], positions_N: Int32, window: int, tile: int 
     out: list[Piece] = []
     for piece in whole:
         out.extend(_windowed(piece, positions_N, window, tile))
-    return sorted(out, key=lambda p: p.query != p.key)  # own pieces first (stable)
+    return sorted(out, key=lambda p: not p.own)  # a stable sort
 
 
 def _windowed(piece: Piece, positions_N: Int32, window: int, tile: int) -> Iterator[Piece]:

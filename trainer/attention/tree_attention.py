@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any
+from functools import partial
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from agentrl.errors import UnknownAttention
+from agentrl.errors import UnknownAttention, UserError
+from agentrl.trainer.attention import flex
 from agentrl.trainer.attention.split import split_attention
 from agentrl.trainer.attention.tree import Tree
 
-NAME = "agentrl_tree"
+SPLIT, FLEX = "agentrl_split", "agentrl_flex"
+"""transformers' names for our attention: in pieces (split.py), or by GPU kernels (flex.py)."""
 KNOWN = frozenset({"position_ids", "use_cache"})
 """Arguments that models pass to attention and that do not change it: queries and keys contain the positions."""
 
@@ -29,9 +32,13 @@ def tree_attention(
     s_aux: Tensor | None = None,
     dropout: float = 0.0,
     is_causal: bool | None = None,
+    gpu_kernels: bool = False,
     **others: Any,
 ) -> tuple[Tensor, None]:
     """Attend along the forest: (1, N, h, d). `s_aux` (h,) holds the logit of each head's sink.
+
+    Sequences that share nothing are one call of flash attention on a GPU. Otherwise the attention is computed by
+    FlexAttention with `gpu_kernels`, and in pieces without.
 
     Raises UnknownAttention when a model needs another attention: it changed the mask, or passed an argument that is not
     in KNOWN.
@@ -43,12 +50,26 @@ def tree_attention(
     if unknown:
         raise UnknownAttention(f"{type(module).__name__} attends with {', '.join(unknown)}")
     scale = query_1hNd.shape[-1] ** -0.5 if scaling is None else scaling
-    out_1hNd = split_attention(query_1hNd, key_1hNd, value_1hNd, tree, sliding_window, scale, s_aux)
+    heads = query_1hNd, key_1hNd, value_1hNd
+    if flex.takes_sequences(query_1hNd, value_1hNd, tree, s_aux):
+        out_1hNd = flex.sequences(*heads, tree, sliding_window, scale)
+    elif gpu_kernels:
+        out_1hNd = flex.flex(*heads, tree, sliding_window, scale, s_aux)
+    else:
+        out_1hNd = split_attention(*heads, tree, sliding_window, scale, s_aux)
     return out_1hNd.transpose(1, 2), None
 
 
+def name_for(setting: Literal["auto", "split", "flex"], device: str) -> str:
+    """The attention of a setting. `auto`: FlexAttention on CUDA, pieces elsewhere. Raises UserError without a GPU."""
+    if setting == "flex" and device == "cpu":
+        raise UserError("trainer.attention: flex needs a GPU; on a CPU use split or auto")
+    return FLEX if setting == "flex" or (setting == "auto" and device == "cuda") else SPLIT
+
+
 def register() -> None:
-    """Register the function with transformers under NAME."""
+    """Register both attentions with transformers."""
     from transformers import AttentionInterface
 
-    AttentionInterface.register(NAME, tree_attention)
+    AttentionInterface.register(SPLIT, tree_attention)
+    AttentionInterface.register(FLEX, partial(tree_attention, gpu_kernels=True))

@@ -39,6 +39,8 @@ class Body(nn.Module):
     """Maps the tensors of the model folder to the model's tensors."""
     unpacked: str = ""
     """Why sequences are not packed; empty when they are."""
+    attention: str = tree_attention.SPLIT
+    """transformers' name for the attention of packed sequences."""
 
     def __init__(self, lm: Any) -> None:
         super().__init__()
@@ -57,7 +59,7 @@ class Body(nn.Module):
         """
         self.unpacked = unpacked
         self._own_attention = mechanisms.PLAIN if plainly else self._own_attention
-        self.lm.set_attn_implementation(self._own_attention if unpacked else tree_attention.NAME)
+        self.lm.set_attn_implementation(self._own_attention if unpacked else self.attention)
 
     def budget(self, tokens: int) -> int:
         """The budget for packing batches of this model when a microbatch may have `tokens` tokens."""

@@ -45,6 +45,7 @@ def load(wrap: Callable[[Any], AnyBody], base_model: Path, config: UpdateConfig,
         cpu_offload=config.cpu_offload,
         keep_gathered=config.keep_gathered,
         adapter=config.lora,
+        attention=config.attention,
     )
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -24,6 +24,7 @@ from torch.utils.checkpoint import checkpoint
 
 from agentrl.configs.trainer_config import AdapterConfig
 from agentrl.errors import ModelFolderError, UserError
+from agentrl.trainer.attention import tree_attention
 from agentrl.trainer.distributed import Mesh, World
 from agentrl.trainer.models import loading, lora, mechanisms, onednn, packing_probe, tensor_parallel
 from agentrl.trainer.models.policy import Body, decoder
@@ -43,6 +44,7 @@ def load_sharded(
     cpu_offload: bool = False,
     keep_gathered: bool = False,
     adapter: AdapterConfig | None = None,
+    attention: Literal["auto", "split", "flex"] = "auto",
 ) -> AnyBody:
     """Build, freeze, wrap and shard a model, and load this rank's part. Collective.
 
@@ -54,6 +56,7 @@ def load_sharded(
     keep_gathered             a block's gathered weights stay until `accumulate` releases them
     cpu_offload               parameters, gradients and moments stay in CPU memory; a GPU gets one block at a time
     adapter                   only the adapter trains, if its rank is not 0
+    attention                 of packed sequences: in pieces, by FlexAttention, or chosen by the device
 
     With tensor ranks in the mesh, the tensors that they split are sharded over tensor groups, the others over all
     ranks.
@@ -79,6 +82,7 @@ def load_sharded(
         onednn.adopt(lm)
     model = wrap(lm)
     model.names = names
+    model.attention = tree_attention.name_for(attention, device)
     if mesh.whole.size() > 1 or dtype != torch.float32 or cpu_offload:  # otherwise FSDP would only copy
         shard: dict[str, Any] = {
             "mp_policy": MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32),

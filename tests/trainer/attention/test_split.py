@@ -118,7 +118,7 @@ def test_a_gpu_uses_flash_attention_where_it_can() -> None:
     from agentrl.trainer.attention.kernels import GPU_FLASH
 
     def on_gpu(dtype: torch.dtype) -> Tensor:
-        return torch.empty(1, 1, 1, 1, dtype=dtype, device="meta")
+        return torch.empty(1, 1, 1, 64, dtype=dtype, device="meta")
 
     assert kernel_for(on_gpu(torch.bfloat16), masked=False) is GPU_FLASH
     assert kernel_for(on_gpu(torch.bfloat16), masked=True) is PRODUCTS

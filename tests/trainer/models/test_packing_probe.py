@@ -20,7 +20,7 @@ from torch import Tensor
 
 from agentrl.errors import ModelFolderError, UnknownAttention
 from agentrl.trainer.attention.tree import Tree
-from agentrl.trainer.attention.tree_attention import NAME, register, tree_attention
+from agentrl.trainer.attention.tree_attention import SPLIT, register, tree_attention
 from agentrl.trainer.distributed import World
 from agentrl.trainer.models import mechanisms
 from agentrl.trainer.models.policy import Policy
@@ -240,4 +240,4 @@ def test_the_attention_function_is_registered_under_its_own_name() -> None:
     from transformers import AttentionInterface
 
     register()
-    assert AttentionInterface()[NAME] is tree_attention
+    assert AttentionInterface()[SPLIT] is tree_attention
