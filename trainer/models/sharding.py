@@ -30,6 +30,7 @@ from agentrl.trainer.models.activations import Offload, checkpoint_trained
 from agentrl.trainer.models.policy import Body, decoder
 from agentrl.trainer.parallel import context_parallel, expert_parallel, tensor_parallel
 from agentrl.trainer.parallel.mesh import Mesh
+from agentrl.trainer.recurrence import carrying
 
 AnyBody = TypeVar("AnyBody", bound=Body)
 
@@ -77,6 +78,7 @@ def load_sharded(
         _freeze_all_but_top(lm, blocks, train_layers)
     if adapter and adapter.rank:
         lora.attach(lm, adapter)
+    carrying.carry(blocks)
     if activation_checkpointing:
         checkpoint_trained(blocks, Offload() if activation_offload else None)
     experts = expert_parallel.spread(decoder(lm), type(lm).__name__, mesh)
@@ -111,7 +113,8 @@ def load_sharded(
     packing_probe.choose(model, folder, computes, dtype)
     reshard(model)
     if mesh.context:
-        context_parallel.check(lm.config, model.unpacked, mesh.context_size, mesh.tensor_size)
+        undivided = model.unpacked or ("it has layers that carry a state along them" if carrying.carriers(lm) else "")
+        context_parallel.check(lm.config, undivided, mesh.context_size, mesh.tensor_size)
         model.context = mesh.context
     return model
 

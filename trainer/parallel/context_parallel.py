@@ -150,12 +150,12 @@ def _padded(x_1hnd: Tensor, heads: int) -> Tensor:
     return pad(x_1hnd, (0, 0, 0, 0, 0, heads - x_1hnd.shape[1])) if heads > x_1hnd.shape[1] else x_1hnd
 
 
-def check(config: Any, unpacked: str, ranks: int, tensor: int) -> None:
-    """Raise UserError when a model's sequences cannot be divided over so many ranks. `unpacked` says why its sequences
-    are not packed.
+def check(config: Any, undivided: str, ranks: int, tensor: int) -> None:
+    """Raise UserError when a model's sequences cannot be divided over so many ranks, or at all, for the reason in
+    `undivided`.
     """
     heads = config.get_text_config().num_attention_heads // tensor
-    if unpacked:
-        raise UserError(f"resources.trainer.context divides packed sequences only, and {unpacked}; it must be 1")
+    if undivided:
+        raise UserError(f"resources.trainer.context cannot divide this model's sequences: {undivided}; it must be 1")
     if ranks > heads:
         raise UserError(f"resources.trainer.context {ranks} is more than the {heads} heads to divide; {heads} would do")
