@@ -155,6 +155,7 @@ async def test_a_task_without_a_prompt_fails_its_session(proxy: Any, client: Asy
     assert outcome.error == "UserError: the task has neither messages, prompt nor question; it has text"
 
 
+@pytest.mark.long_on("postgresql")
 @pytest.mark.parametrize("database_kind", KINDS)
 def test_a_recorded_run_is_scored_again(proxy: Any) -> None:
     for number, text in enumerate(("abcd", "dcba")):

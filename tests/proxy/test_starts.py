@@ -30,6 +30,7 @@ def place(answer: httpx.Response) -> dict[str, Any]:
     return {"group": body["group_id"], "task": body.get("task"), "keys": keys}
 
 
+@pytest.mark.long_on("postgresql")
 @pytest.mark.parametrize(
     ("path", "body"),
     [

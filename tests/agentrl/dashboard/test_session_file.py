@@ -128,6 +128,7 @@ def browse(tmp_path: Path) -> Callable[[str], str]:
     return dom
 
 
+@pytest.mark.long_on("postgresql")
 def test_a_browser_shows_the_tokens_and_runs_nothing_of_what_others_wrote(
     history: History, tmp_path: Path, browse: Callable[[str], str]
 ) -> None:

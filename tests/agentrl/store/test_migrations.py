@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.runtime.migration import MigrationContext
 from sqlalchemy import Connection, Inspector, inspect, make_url, text
@@ -111,6 +112,7 @@ print(sum("runs" in statement.split("(")[0] for statement in made), flush=True)
 """
 
 
+@pytest.mark.long_on("sqlite")
 def test_processes_that_start_together_migrate_once(empty_database_url: str):
     started = [
         subprocess.Popen(

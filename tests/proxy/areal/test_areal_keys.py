@@ -16,6 +16,7 @@ from .areal_calls import ADMIN, CHOSEN, ask, end, export, reward, start
 pytestmark = pytest.mark.parametrize("database_kind", KINDS)
 
 
+@pytest.mark.long_on("postgresql")
 @pytest.mark.parametrize("chosen", [True, False])
 def test_a_key_is_used_again_once_its_session_has_ended(proxy, second, chosen):
     """On every replica, also one that had served the key before; the earlier session stays as it was."""

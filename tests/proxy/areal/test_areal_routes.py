@@ -152,6 +152,7 @@ class TestWithOwnRun:
         assert "no capacity" in refused.json()["detail"]
         assert refused.json()["error"]["code"] == "no_capacity"
 
+    @pytest.mark.long_on("postgresql")
     def test_a_group_of_sessions_follows_areals_inference_service(self, proxy, second):
         """start with group_size, rewards, one export of all, which ends them: one group here, compared with itself."""
         body = {"task_id": "12", "group_size": 3}

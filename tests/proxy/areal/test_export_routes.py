@@ -10,6 +10,7 @@ from .areal_calls import ADMIN, HELLO, ask, end, export, lists, reward, start
 pytestmark = pytest.mark.parametrize("database_kind", KINDS)
 
 
+@pytest.mark.long_on("postgresql")
 def test_concat_trains_shared_tokens_once_and_keeps_every_reward(proxy):
     """AReaL exports only leaves, each with the loss of all that led to it and with its own reward alone."""
     session = start(proxy)

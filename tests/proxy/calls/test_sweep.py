@@ -309,6 +309,7 @@ async def test_many_overdue_sessions_are_all_looked_at(replica, clock):
     assert statuses(replica, ids) == {"failed"}
 
 
+@pytest.mark.long_on("postgresql")
 async def test_one_pass_settles_a_tree_that_takes_many_transactions(replica, clock):
     """What a transaction leaves is due at once."""
     (root, *_), limits = start(replica, owner=None), replica.limits
@@ -324,6 +325,7 @@ async def test_one_pass_settles_a_tree_that_takes_many_transactions(replica, clo
         assert conn.scalar(unbuilt) == 0
 
 
+@pytest.mark.long_on("postgresql")
 @pytest.mark.parametrize("busy", ["a call", "a heartbeat", "a running call"])
 async def test_a_sub_agent_at_work_keeps_its_parent(replica, clock, busy):
     """And its own silence is its parent's business: it ends with it."""

@@ -147,6 +147,7 @@ async def test_the_answers_of_the_samples_vote(start: Any, evaluator: Any) -> No
         assert Counter(row["answer"] for row in rows) == {"42": 5, "no": 4}
 
 
+@pytest.mark.long_on("postgresql")
 @pytest.mark.parametrize("kind", KINDS)
 async def test_rolled_back_versions_have_no_result_and_a_summary_reads_the_newest(
     start: Any, evaluator: Any, kind: str

@@ -74,6 +74,7 @@ def senders(proxy: Any) -> list[psutil.Process]:
     return found
 
 
+@pytest.mark.long_on("postgresql")
 @pytest.mark.parametrize("database_kind", KINDS)
 def test_a_tree_of_sessions_is_one_trace(proxy, receiver, until):
     parent = proxy.session()
@@ -195,6 +196,7 @@ def test_a_receiver_that_is_down_or_slow_delays_no_call_and_loses_nothing(proxy,
     assert sessions(receiver) == sorted(played)
 
 
+@pytest.mark.long_on("postgresql")
 @pytest.mark.parametrize("database_kind", KINDS)
 def test_sessions_that_end_while_no_sender_lives_are_sent_later(
     store_url, fake_engine, start, receiver, tiny_model, until
@@ -221,6 +223,7 @@ def test_a_killed_sender_is_started_again(proxy, receiver, until):
     assert max(receiver.counted().values()) == 1
 
 
+@pytest.mark.long_on("sqlite")
 @pytest.mark.parametrize("database_kind", KINDS)
 def test_one_of_two_replicas_sends_and_the_other_takes_over(proxy, receiver, serve, until):
     played = []

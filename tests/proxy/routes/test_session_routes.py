@@ -68,6 +68,7 @@ def test_a_reward_names_its_call_by_completion_id(proxy):
     assert proxy.post(path, {"value": 1.0, "interaction_id": "chatcmpl-none"}).status_code == 404
 
 
+@pytest.mark.long_on("postgresql")
 @pytest.mark.parametrize("body", [{"value": "much"}, {"valu": 1}, {"value": 1, "name": "x" * 101}])
 def test_bad_rewards_are_refused_by_name(proxy, body):
     session = proxy.session()
@@ -123,6 +124,7 @@ def test_a_body_is_json_whatever_its_content_type_says(proxy):
     assert rewarded.status_code == 200
 
 
+@pytest.mark.long_on("postgresql")
 @pytest.mark.parametrize("body", ["task=1", "{", "", "[" * 100_000, b"\xff"])
 @pytest.mark.parametrize("kind", ["application/x-www-form-urlencoded", "application/json"])
 def test_a_body_that_is_not_json_is_a_400(proxy, body, kind):

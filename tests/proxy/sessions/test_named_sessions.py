@@ -98,6 +98,7 @@ def test_a_named_session_is_rewarded_and_ended_by_its_name(proxy, second):
         assert list(run_audit.scan(conn, proxy.run_id)) == []
 
 
+@pytest.mark.long_on("postgresql")
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_call_with_the_done_header_ends_the_session(proxy, until, stream):
     ask(proxy, "a")
@@ -184,6 +185,7 @@ def test_only_a_model_call_with_a_run_key_opens_a_named_session(proxy):
     assert {row.name for row in rows(proxy)} == {None}
 
 
+@pytest.mark.long_on("postgresql")
 def test_a_session_name_is_not_a_key(proxy):
     ask(proxy, "a")
     (row,) = rows(proxy)

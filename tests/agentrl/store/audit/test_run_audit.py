@@ -211,6 +211,7 @@ def test_small_pages_find_the_same_violations(healthy: Healthy, monkeypatch: pyt
     ]
 
 
+@pytest.mark.long_on("postgresql")
 @pytest.mark.parametrize("named", [True, False])
 def test_the_command_checks_one_run_or_all_and_says_so_by_its_status(
     databases: Databases, database_kind: str, named: bool

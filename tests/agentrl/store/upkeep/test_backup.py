@@ -86,6 +86,7 @@ def restored(databases, database_kind, tmp_path):
         databases.drop(url)
 
 
+@pytest.mark.long_on("postgresql")
 def test_a_backup_under_writes_is_a_prefix_with_everything_that_was_acknowledged(
     db, writer, restored, tmp_path, monkeypatch
 ) -> None:

@@ -197,6 +197,7 @@ def test_a_search_out_of_time_goes_on_where_it_stopped(history: History) -> None
     assert len(seen) == len(set(seen))
 
 
+@pytest.mark.long_on("postgresql")
 def test_a_quick_filter_is_not_slowed_by_a_session_with_a_huge_line(history: History) -> None:
     one = ids(history)[1]
     says(history, one, answer="z" * 10_000_000 + "needle")

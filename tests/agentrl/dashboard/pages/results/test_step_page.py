@@ -202,6 +202,7 @@ def test_an_unknown_step_is_not_found(history: History, db: Database, name: str)
     assert visit(db, f"/runs/test/steps/1?attempt={name}").status_code in (400, 404)
 
 
+@pytest.mark.long_on("postgresql")
 @pytest.mark.parametrize(
     ("query", "name"), [("discount=2", "discount"), ("discount=x", "discount"), ("order=x", "order")]
 )

@@ -98,6 +98,7 @@ def test_an_unknown_task_or_one_of_another_run_is_not_found(history: History, db
         assert visit(db, f"/runs/test/tasks/{task_id}").status_code == 404
 
 
+@pytest.mark.long_on("postgresql")
 @pytest.mark.parametrize("query", ["left=nobody", "right=nobody", "before=x"])
 def test_a_bad_parameter_is_refused_by_name(history: History, db: Database, query: str) -> None:
     task_id, _ = often(history)

@@ -72,6 +72,7 @@ def test_sessions_of_a_group_that_end_together_settle_it_once_without_a_deadlock
     assert counters(db, run_id) == (1, 0, 0)
 
 
+@pytest.mark.long_on("sqlite")
 def test_two_replicas_settle_the_sessions_of_groups_through_their_group_commits(db, database_url, run_id, limits):
     """Each commits many units at once, whose locks cross: deadlocks are repeated, and nothing happens twice."""
     many = replace(limits, group_size=8, groups_per_step=100)
