@@ -44,6 +44,7 @@ UNDIVIDED = (
     "tests/agentrl/rendering/",
     "tests/agentrl/store/audit/test_run_audit.py",
     "tests/agentrl/store/db/test_server_faults.py",
+    "tests/test_databases.py",
     "tests/trainer/",
 )
 FIRST = (ENGINE, *OWN_ENGINE, ADAPTER_ENGINE, RAY)

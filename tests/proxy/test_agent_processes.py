@@ -55,7 +55,7 @@ async def episode(client: AsyncClient, end: str, timeout_s: float = 60.0) -> Out
         return await play(client, pool, {"end": end}, session, http=http, timeout_s=timeout_s, is_eval=True)
 
 
-@pytest.mark.parametrize("end", ["own", "scored"])
+@pytest.mark.parametrize("end", [pytest.param("own", marks=pytest.mark.long), "scored"])
 async def test_a_blocking_agent_is_recorded_and_rewarded(proxy: Any, client: AsyncClient, end: str) -> None:
     proxy.engine.enqueue(Reply(proxy.says("dcba")))
     outcome = await episode(client, end)

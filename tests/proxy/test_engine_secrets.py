@@ -49,7 +49,7 @@ def test_neither_an_error_nor_a_trace_names_an_engine(proxy, replies, status):
     assert call["error"]
 
 
-@pytest.mark.parametrize("workers", ["1", "2"])
+@pytest.mark.parametrize("workers", [pytest.param("1", marks=pytest.mark.long), "2"])
 def test_the_key_of_an_engine_is_sent_and_shown_nowhere(store_url, tmp_path, until, workers):
     with FakeEngine(key=KEY) as engine, (tmp_path / "log").open("wb") as log:
         env = os.environ | {

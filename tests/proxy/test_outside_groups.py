@@ -183,11 +183,11 @@ def test_a_client_sees_why_it_may_not_join(proxy):
     ("wrong", "param"),
     [
         ({"group": ""}, "group"),
-        ({"group": "x" * 201}, "group"),
-        ({"group": "two\nlines"}, "group"),
+        pytest.param({"group": "x" * 201}, "group", marks=pytest.mark.long),
+        pytest.param({"group": "two\nlines"}, "group", marks=pytest.mark.long),
         ({"group": 7}, "group"),
         ({"group": "g", "group_size": 0}, "group_size"),
-        ({"group": "g", "group_size": 1025}, "group_size"),
+        pytest.param({"group": "g", "group_size": 1025}, "group_size", marks=pytest.mark.long),
         ({"group": "g", "group_size": 3}, "group_size"),  # min_group_size is 4
         ({"group_size": 8}, "group_size"),
         ({"group": "g", "is_eval": True}, "is_eval"),

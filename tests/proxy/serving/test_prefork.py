@@ -217,6 +217,7 @@ def running(two: Workers) -> int:
         return len(conn.execute(select(interactions.c.id).where(interactions.c.status == "running")).all())
 
 
+@pytest.mark.long
 def test_a_publish_of_one_worker_is_not_repeated_by_the_others(two, fake_engine, until, tmp_path):
     states: set[str] = set()
 
@@ -263,6 +264,7 @@ def test_the_workers_of_a_dead_parent_end(two, until):
     until(lambda: not [pid for pid in pids if is_alive(pid)])
 
 
+@pytest.mark.long
 def test_ctrl_c_reaches_every_process_and_means_one_stop(two):
     pids = two.pids()
     for pid in pids:

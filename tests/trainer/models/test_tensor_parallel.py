@@ -72,7 +72,7 @@ def alone(root: Path, tmp_path_factory: pytest.TempPathFactory, world: World) ->
 
 @pytest.mark.parametrize(
     ("ranks", "replicas", "cases"),
-    [(2, 1, CASES), (4, 1, CASES[:1]), pytest.param(4, 2, CASES[:1], marks=pytest.mark.long)],
+    [(2, 1, CASES), *(pytest.param(4, replicas, CASES[:1], marks=pytest.mark.long) for replicas in (1, 2))],
 )
 def test_two_tensor_ranks_compute_the_same_update_as_one(
     root: Path, alone: dict[tuple[str, str], Found], world: World, tmp_path: Path, ranks: int, replicas: int, cases: Any

@@ -103,7 +103,7 @@ async def test_a_plain_function_may_run_an_event_loop_of_its_own() -> None:
     ("kind", "message"),
     [
         ("segfault", "signal 11"),
-        ("exit", "exit status 7"),
+        pytest.param("exit", "exit status 7", marks=pytest.mark.long),
         ("raise", "KeyError: 'no such key'"),
         ("nan", "returned nan"),
         ("huge", "MemoryError"),
