@@ -66,6 +66,7 @@ def assert_identical(db: Database, history: History, kept: dict[int, Batch]) -> 
                 assert getattr(now, name) == getattr(then, name)
 
 
+@pytest.mark.long_on("postgresql")
 def test_a_batch_is_rebuilt_identically_after_later_events(db, databases, database_kind, tmp_path) -> None:
     history = History(db, seed=2)
     history.train(2)

@@ -72,6 +72,7 @@ async def test_a_crash_fails_the_session_which_earns_nothing(proxy: Any, client:
     assert (session["status"], session["error"], session["rewards"]) == ("failed", outcome.error, [])
 
 
+@pytest.mark.long
 async def test_a_hanging_agent_fails_at_its_timeout(
     proxy: Any, client: AsyncClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -91,6 +91,7 @@ def test_an_invalid_sub_agent_name_is_refused(proxy, name, parent, status, code)
     assert (told.value.status_code, told.value.code) == (status, code)
 
 
+@pytest.mark.long_on("postgresql")
 def test_another_key_opens_no_sub_agent_of_a_session(proxy):
     parent, stranger = proxy.post("/groups").json()["sessions"]
     with pytest.raises(openai.APIStatusError) as told:

@@ -165,6 +165,7 @@ def test_a_worker_that_is_killed_gives_its_places_back(proxy, clock, run_config,
         assert list(run_audit.scan(conn, proxy.run_id)) == []
 
 
+@pytest.mark.long_on("postgresql")
 @both
 def test_a_session_without_heartbeats_is_abandoned_and_one_with_heartbeats_is_not(proxy, clock):
     with Client(proxy.url, "run-key", timeout_s=20) as client, client.session() as beating:

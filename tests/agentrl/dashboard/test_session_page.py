@@ -68,6 +68,7 @@ def test_every_view_opens(history: History, tab: str) -> None:
     assert f"tab={tab}" in page.page
 
 
+@pytest.mark.long_on("postgresql")
 def test_the_lineage_leads_to_the_step_and_to_the_tokens(history: History) -> None:
     page = Visitor(history.db)
     page.open(f"/ui/sessions/{trained(history)}?tab=lineage")
@@ -84,6 +85,7 @@ def test_a_call_can_be_copied_as_curl(history: History) -> None:
     assert '"messages"' in page.text
 
 
+@pytest.mark.long_on("postgresql")
 def test_the_token_view_gets_the_facts_of_one_trajectory(history: History) -> None:
     page = Visitor(history.db)
     chosen = history.batches[1].trajectories[0]

@@ -127,6 +127,7 @@ def test_each_ended_group_has_the_exact_text_of_its_sessions(history, log, tmp_p
     assert statuses == {"completed", "failed"}
 
 
+@pytest.mark.long_on("postgresql")
 def test_a_group_is_written_once_and_only_when_it_has_ended(history, log, tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(trajectory_log, "PAGE_GROUPS", 2)
     monkeypatch.setattr(trajectory_log, "CLOCK_SLACK_S", 0.0)
@@ -189,6 +190,7 @@ def test_nothing_is_written_while_the_disk_is_full(history, log, tmp_path, monke
     assert writer.catch_up() == len(ended(history))
 
 
+@pytest.mark.long_on("postgresql")
 def test_a_group_that_is_pruned_while_it_is_written_stops_nothing(history, log, tmp_path, monkeypatch) -> None:
     members = ended_groups.members
     monkeypatch.setattr(ended_groups, "members", lambda conn, group_id: ["0" * 32, *members(conn, group_id)])

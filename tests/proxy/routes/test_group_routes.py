@@ -31,6 +31,7 @@ def test_the_end_of_the_last_session_may_reject_the_group(proxy):
     assert (run["groups"], run["trajectories"]) == ({"rejected": 1}, {"rejected": 2})
 
 
+@pytest.mark.long_on("postgresql")
 def test_every_pass_over_the_data_visits_each_task_once(proxy):
     seen = []
     for _ in range(4):
@@ -60,6 +61,7 @@ def test_a_finished_run_takes_no_groups(proxy):
     assert (refused.status_code, refused.json()["error"]["code"]) == (409, "run_finished")
 
 
+@pytest.mark.long_on("postgresql")
 def test_evaluation_touches_neither_admission_nor_training_data(proxy):
     before = proxy.get("/api/run")
     session = proxy.session(metadata={"eval": "before", "setting": "sampled", "index": 3})

@@ -113,6 +113,7 @@ def test_a_version_that_is_being_published_is_not_undone(proxy, probed, tmp_path
     until(lambda: proxy.engine.version == "0")
 
 
+@pytest.mark.long_on("postgresql")
 def test_an_older_version_that_takes_a_rolled_back_ones_place_is_not_undone(proxy, probed, tmp_path):
     trained_version(proxy, tmp_path)
     proxy.post("/admin/publish", {"version": 1}, headers=ADMIN)

@@ -275,6 +275,7 @@ def test_ctrl_c_reaches_every_process_and_means_one_stop(two):
     assert "Traceback" not in two.log.read_text()
 
 
+@pytest.mark.long
 def test_a_configuration_error_is_printed_once(store_url, fake_engine, tmp_path):
     with command(store_url, fake_engine.url, tmp_path, run="nosuch") as found:
         assert found.process.wait(120) == 2

@@ -29,6 +29,7 @@ def run_config(run_config: dict[str, Any]) -> dict[str, Any]:
     return run_config | {"rollout": rollout}
 
 
+@pytest.mark.long_on("postgresql")
 def test_an_external_program_waits_until_a_place_is_free(proxy):
     groups = [proxy.post("/groups").json() for _ in range(CONCURRENT)]
     refused, let_in = Event(), Event()
@@ -144,7 +145,7 @@ class Crowd:
 
 
 @pytest.mark.long_on("sqlite")
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.long)])
 async def test_counters_and_bound_hold_for_many_clients_of_two_replicas(proxy, second, seed):
     crowd = Crowd([proxy.url, second.url], seed)
     await crowd.play()

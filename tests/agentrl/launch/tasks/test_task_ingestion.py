@@ -111,7 +111,7 @@ def test_after_kill_9_the_rest_is_stored_and_the_order_is_the_same(
     file = folder / "c.yaml"
     file.write_text(config.model_dump_json())
     chance = random.Random(4)
-    for _ in range(3):
+    for _ in range(2):
         process = subprocess.Popen(
             [sys.executable, "-c", KILLED, str(file)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )

@@ -140,7 +140,7 @@ def test_after_kill_9_the_order_is_that_without_a_kill(db, database_url, limits)
     whole, killed = new_run(db, "whole"), new_run(db, "killed")
     play(db, whole, limits, end)
     folders = [str(HERE.parent), str(HERE.parents[1]), str(HERE.parents[3])]
-    for lines in (12, 5, 4):
+    for lines in (14, 5):
         line = [sys.executable, "-c", KILLED, database_url, killed, repr(limits), *folders]
         process = subprocess.Popen(line, stdout=subprocess.PIPE, text=True)
         for _ in range(lines):
