@@ -28,11 +28,11 @@ def ask(proxy: Any, session: dict[str, Any]) -> httpx.Response:
     ("replies", "status"),
     [
         ([Reply(status=400, error="no such thing")], 400),
-        ([Reply(status=401, error="wrong key")], 502),
+        pytest.param([Reply(status=401, error="wrong key")], 502, marks=pytest.mark.long),
         ([Reply(status=500, error="Traceback: /srv/secret/model.py")], 502),
-        ([Reply(error="its grammar is odd")], 400),
+        pytest.param([Reply(error="its grammar is odd")], 400, marks=pytest.mark.long),
         ([Reply([5], omit=frozenset({"output_ids"}))], 502),
-        ([Reply([5], drop_after=0)] * 2, 502),
+        pytest.param([Reply([5], drop_after=0)] * 2, 502, marks=pytest.mark.long),
     ],
 )
 def test_neither_an_error_nor_a_trace_names_an_engine(proxy, replies, status):

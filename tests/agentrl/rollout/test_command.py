@@ -305,7 +305,10 @@ def test_a_worker_plays_groups_and_evaluations_with_a_program(proxy: Any, worker
     assert rewards == [(0, "greedy", 1.0), (0, "sampled", 1.0)]
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize(
+    "number",
+    [signal.SIGKILL, *(pytest.param(number, marks=pytest.mark.long) for number in (signal.SIGTERM, signal.SIGINT))],
+)
 def test_a_worker_that_dies_leaves_no_program_behind(worker: Any, pids: Path, until: Any, number: int) -> None:
     process = worker(HANG, rollout={"group_size": 1, "min_group_size": 1, "max_concurrent_groups": 1})
     until(pids.exists, 60)

@@ -107,7 +107,10 @@ class Stochastic:
         return round(self.scale * (self.random.random() < hardness) * self.random.choice([0.5, 1.0])) / self.scale
 
 
-@pytest.mark.parametrize(("samples", "scale"), [(1, 1), (1, 2), pytest.param(4, 2, marks=pytest.mark.long)])
+@pytest.mark.parametrize(
+    ("samples", "scale"),
+    [pytest.param(1, 1, marks=pytest.mark.long), (1, 2), pytest.param(4, 2, marks=pytest.mark.long)],
+)
 async def test_the_interval_covers_the_value_of_a_repeated_evaluation(
     start: Any, evaluator: Any, samples: int, scale: int
 ) -> None:

@@ -183,6 +183,7 @@ def test_contents_are_bounded_and_hostile_text_arrives(proxy, receiver, until):
     assert all(len(span[name]) < 500 for span in receiver.spans for name in CONTENTS if name in span)
 
 
+@pytest.mark.long
 def test_a_receiver_that_is_down_or_slow_delays_no_call_and_loses_nothing(proxy, receiver, until):
     receiver.free.clear()  # requests hang
     played = [play(proxy)]

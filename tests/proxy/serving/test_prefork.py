@@ -284,6 +284,7 @@ def test_a_configuration_error_is_printed_once(store_url, fake_engine, tmp_path)
     assert "nosuch" in lines[-1]
 
 
+@pytest.mark.long
 def test_a_scrape_of_any_worker_shows_all_of_them_and_no_call_is_forgotten_with_a_worker(two, until):
     session = two.session()
     count = 0

@@ -126,7 +126,7 @@ def test_after_kill_9_the_rest_is_stored_and_the_order_is_the_same(
     assert len(set(want[:ROWS])) > ROWS // 2
 
 
-@pytest.mark.long_on("sqlite")
+@pytest.mark.long_on("postgresql")
 def test_two_processes_store_the_same_tasks_once(folder: Path, database_url: str) -> None:
     config = config_of(folder, database_url)
     database = Database(database_url)

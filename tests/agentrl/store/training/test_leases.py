@@ -202,6 +202,7 @@ def test_the_stale_policy_decides_which_token_makes_a_trajectory_young(policy, v
 # -- groups that teach nothing -------------------------------------------------------------------------------------
 
 
+@pytest.mark.long_on("postgresql")
 def test_tied_groups_are_passed_over_and_give_their_place_back(db, run_id, roomy):
     tied = [group(db, run_id, roomy, values=values) for values in [(0.5, 0.5), (-1.0, -1.0), (0.0, 0.0, 0.0)]]
     wanted = group(db, run_id, roomy, values=(0.0, 1.0))
@@ -249,6 +250,7 @@ def test_tied_groups_are_trained_unless_it_is_asked_for(db, run_id, roomy):
     assert len(batch.trajectories) == 4
 
 
+@pytest.mark.long_on("postgresql")
 def test_a_group_that_is_too_old_is_not_called_tied(db, run_id, roomy):
     epoch = begin(db, run_id)
     for step in (1, 2):
