@@ -64,6 +64,7 @@ async def test_a_blocking_agent_is_recorded_and_rewarded(proxy: Any, client: Asy
     assert proxy.get(f"/sessions/{outcome.session_id}")["stats"] == {"letters": 4.0}
 
 
+@pytest.mark.long
 async def test_a_crash_fails_the_session_which_earns_nothing(proxy: Any, client: AsyncClient) -> None:
     proxy.engine.enqueue(Reply(proxy.says("dcba")))
     outcome = await episode(client, "crash")

@@ -31,6 +31,7 @@ def test_a_change_appears_on_an_open_page_without_a_reload(browser: Browser, own
     context.close()
 
 
+@pytest.mark.long
 def test_two_open_pages_cost_one_watcher(browser: Browser, own_site) -> None:
     context = own_site.served.signed_in(browser)
     live = own_site.served.parts.live

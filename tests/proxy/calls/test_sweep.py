@@ -329,7 +329,7 @@ async def test_one_pass_settles_a_tree_that_takes_many_transactions(replica, clo
 
 
 @pytest.mark.long_on("postgresql")
-@pytest.mark.parametrize("busy", ["a call", "a heartbeat", "a running call"])
+@pytest.mark.parametrize("busy", ["a call", pytest.param("a heartbeat", marks=pytest.mark.long), "a running call"])
 async def test_a_sub_agent_at_work_keeps_its_parent(replica, clock, busy):
     """And its own silence is its parent's business: it ends with it."""
     (parent, *_), uptime = start(replica, owner=None), Uptime(TIMEOUT_S / 4)

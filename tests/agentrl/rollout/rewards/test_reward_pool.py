@@ -105,8 +105,8 @@ async def test_a_plain_function_may_run_an_event_loop_of_its_own() -> None:
         ("segfault", "signal 11"),
         pytest.param("exit", "exit status 7", marks=pytest.mark.long),
         ("raise", "KeyError: 'no such key'"),
-        ("nan", "returned nan"),
-        ("huge", "MemoryError"),
+        pytest.param("nan", "returned nan", marks=pytest.mark.long),
+        pytest.param("huge", "MemoryError", marks=pytest.mark.long),
     ],
 )
 async def test_a_failed_call_says_why_and_the_next_one_succeeds(kind: str, message: str) -> None:

@@ -169,6 +169,7 @@ async def test_a_server_over_http(
     assert said(1)[1] == "error: Error executing tool fail: not today"
 
 
+@pytest.mark.long
 def test_a_killed_worker_leaves_no_server(tmp_path: Path) -> None:
     program = f"""
         import asyncio

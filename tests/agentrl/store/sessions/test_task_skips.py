@@ -229,7 +229,7 @@ def test_a_refused_start_skips_nothing(db, limits):
     assert audited(db, run_id) == []
 
 
-@pytest.mark.long_on("sqlite")
+@pytest.mark.long_on("postgresql")
 def test_the_audit_finds_wrong_skips(db, limits):
     run_id = new_run(db)
     play(db, run_id, limits, 3 * TASKS)
