@@ -154,7 +154,7 @@ async def running(app: FastAPI, settings: Settings, served: ServedRun) -> AsyncI
             pool=pool,
             heavy=heavy,
             metrics=metrics,
-            settings=CallSettings.of(config),
+            settings=CallSettings.of(config, Path(served.base_model)),
             seeds=CallSeeds(served.seed, store) if config.engine.deterministic else None,
         )
         notes = DeliveryNotes(store)

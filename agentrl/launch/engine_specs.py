@@ -38,6 +38,7 @@ def engine_spec(run: RunConfig, model: Path, index: int, **place: Any) -> Engine
         "quantization": config.quantization,
         "seed": engine_seed(run.seed, index),
         "deterministic": config.deterministic,
+        "routed_experts": run.trainer.routing_replay == "engine",
         "lora_rank": lora.rank if lora.publish == "adapter" else 0,
         "lora_targets": tuple(lora.targets),
         "extra_args": tuple(config.extra_args),

@@ -76,6 +76,7 @@ async def commit(context: CallContext, call: Call, sampled: Sampled, answer: Ans
     text = answer.message.get("content") if answer.message.get("tool_calls") else None
     if text and context.settings.restore_dropped_text:
         textless_key = chain_key(prompt.chain, textless(answer.message))
+    routing = None if sampled.routed is None else sampled.routed.finished(len(sampled.output_ids))
     outcome = call_outcomes.Outcome(
         status=InteractionStatus.COMPLETE,
         conversation_key=key,
@@ -90,6 +91,7 @@ async def commit(context: CallContext, call: Call, sampled: Sampled, answer: Ans
         cached_tokens=sampled.cached_tokens,
         first_token_at=sampled.first_token_at,
         top_logprobs=sampled.top,
+        routing=routing,
         kv_mixed=sampled.kv_mixed,
         textless_key=textless_key,
     )
