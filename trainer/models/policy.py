@@ -11,11 +11,14 @@ Loading a model decides which of the two it uses (packing_probe.py). H: hidden s
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
+from agentrl.trainer.experts.node_routes import NodeRoutes
+from agentrl.trainer.experts.routing_replay import Routing
 from agentrl.trainer.masked_outputs import MaskedOutputs
 from agentrl.trainer.models import attention, mechanisms
 from agentrl.trainer.models.attention import Rows, tree_mask
@@ -39,6 +42,9 @@ class Body(nn.Module):
     """Maps the tensors of the model folder to the model's tensors."""
     unpacked: str = ""
     """Why sequences are not packed; empty when they are."""
+
+    routing: Routing | None = None
+    """The routers of a mixture-of-experts model."""
 
     def __init__(self, lm: Any) -> None:
         super().__init__()
@@ -71,8 +77,20 @@ class Body(nn.Module):
         """(N, H) the last hidden states of the microbatch's tokens."""
         assert bool(batch.lengths) == bool(self.unpacked), "a batch is cut by its model's budget"
         if batch.lengths:
-            return torch.cat([self.alone(ids_T) for ids_T in torch.split(batch.input_ids_N, list(batch.lengths))])
-        return self.packed(batch, self.rows(batch))
+            return torch.cat(list(self._one_by_one(batch)))
+        with self._replaying(batch.routes):
+            return self.packed(batch, self.rows(batch))
+
+    def _one_by_one(self, batch: Microbatch) -> Iterator[Tensor]:
+        """The last hidden states of each sequence."""
+        parts = torch.split(batch.input_ids_N, list(batch.lengths))
+        routes = batch.routes.split(batch.lengths) if batch.routes is not None else [None] * len(parts)
+        for ids_T, of_T in zip(parts, routes, strict=True):
+            with self._replaying(of_T):
+                yield self.alone(ids_T)
+
+    def _replaying(self, routes: NodeRoutes | None) -> AbstractContextManager[None]:
+        return nullcontext() if self.routing is None else self.routing.replaying(routes)
 
     def rows(self, batch: Microbatch) -> Rows:
         """The attention rows of a packed microbatch."""

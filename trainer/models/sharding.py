@@ -25,6 +25,7 @@ from torch.utils.checkpoint import checkpoint
 from agentrl.configs.trainer_config import AdapterConfig
 from agentrl.errors import ModelFolderError, UserError
 from agentrl.trainer.distributed import Mesh, World
+from agentrl.trainer.experts.routing_replay import Routing, routing_of
 from agentrl.trainer.models import loading, lora, mechanisms, onednn, packing_probe, tensor_parallel
 from agentrl.trainer.models.policy import Body, decoder
 
@@ -42,6 +43,8 @@ def load_sharded(
     cpu_offload: bool = False,
     keep_gathered: bool = False,
     adapter: AdapterConfig | None = None,
+    replay_routing: bool = False,
+    balance_routers: bool = False,
 ) -> AnyBody:
     """Build, freeze, wrap and shard a model, and load this rank's part. Collective.
 
@@ -53,6 +56,10 @@ def load_sharded(
     keep_gathered             a block's gathered weights stay until `accumulate` releases them
     cpu_offload               parameters, gradients and moments stay in CPU memory; a GPU gets one block at a time
     adapter                   only the adapter trains, if its rank is not 0
+    replay_routing            a mixture's routers choose the experts that microbatches bring along
+    balance_routers           a mixture's routers get a load-balancing loss
+
+    The last two raise ModelFolderError for a model whose routers cannot be observed and replayed.
 
     With tensor ranks in the mesh, the tensors that they split are sharded over tensor groups, the others over all
     ranks.
@@ -69,14 +76,15 @@ def load_sharded(
         _freeze_all_but_top(lm, blocks, train_layers)
     if adapter and adapter.rank:
         lora.attach(lm, adapter)
+    routing = routing_of(blocks, replays=replay_routing, balances=balance_routers)
     if activation_checkpointing:
-        _checkpoint_trained(blocks)
+        _checkpoint_trained(blocks, routing)
     if mesh.tensor:
         tensor_parallel.parallelize(lm, mesh.tensor)
     elif device == "cpu":
         onednn.adopt(lm)
     model = wrap(lm)
-    model.names = names
+    model.names, model.routing = names, routing
     if mesh.whole.size() > 1 or dtype != torch.float32 or cpu_offload:  # otherwise FSDP would only copy
         shard: dict[str, Any] = {
             "mp_policy": MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32),
@@ -142,10 +150,11 @@ def _freeze_all_but_top(lm: Any, blocks: nn.ModuleList, top: int) -> None:
         norm.requires_grad_(True)
 
 
-def _checkpoint_trained(blocks: nn.ModuleList) -> None:
+def _checkpoint_trained(blocks: nn.ModuleList, routing: Routing | None) -> None:
     """Checkpoint activations inside FSDP's hooks, so that weights are gathered once for recomputation and backward."""
     for block in blocks:
         if any(p.requires_grad for p in block.parameters()):
             # There is no dropout, so no random state to restore.
-            again = partial(checkpoint, block.forward, use_reentrant=False, preserve_rng_state=False)
+            contexts: dict[str, Any] = {} if routing is None else {"context_fn": routing.checkpoint_contexts}
+            again = partial(checkpoint, block.forward, use_reentrant=False, preserve_rng_state=False, **contexts)
             block.forward = again
