@@ -27,6 +27,7 @@ from agentrl.models import routing_shape
 from agentrl.proxy.engines import pool as pools
 from agentrl.store.audit import run_audit
 from agentrl.store.db import codec, experts_codec
+from agentrl.store.exports import token_rows
 from agentrl.store.tables import interaction_data, interactions, routed_experts
 from agentrl.store.training import steps, trainer_epochs
 from agentrl.testing import FakeEngine, Reply
@@ -216,6 +217,10 @@ def test_a_call_asks_for_the_positions_that_its_parent_has_not(proxy) -> None:
     proxy.post(f"/sessions/{session['session_id']}/reward", {"value": 1.0})
     proxy.post(f"/sessions/{session['session_id']}/end")
     with proxy.database.read() as conn:
+        (told,) = token_rows.of_session(conn, session["session_id"])
+        assert told["expert_origins"].tolist() == [1] * 3 + [2] * (end - 1 - 3) + [1] * (
+            len(told["input_ids"]) - end
+        ) + [0]
         assert conn.scalars(select(routed_experts.c.computed_from).order_by(routed_experts.c.start)).all() == [0, 3]
         assert list(run_audit.scan(conn, proxy.run_id)) == []
 

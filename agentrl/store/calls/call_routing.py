@@ -6,10 +6,11 @@ from collections.abc import Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
+import numpy as np
 from sqlalchemy import Connection, select
 
 from agentrl.domain.experts.routed_experts import CallRouting, RoutedExperts, RouteOrigin, mark_recomputed
-from agentrl.domain.schemas import Json
+from agentrl.domain.schemas import Int32, Json
 from agentrl.store.db import bulk, experts_codec
 from agentrl.store.tables import routed_experts, trajectory_interactions
 
@@ -44,6 +45,12 @@ def of_trajectories(conn: Connection, lengths: Mapping[str, int]) -> dict[str, R
         name: of_path([_call(row) for row in rows], lengths[name])
         for name, rows in groupby(found, key=lambda row: str(row.trajectory_id))
     }
+
+
+def origins_of(conn: Connection, trajectory_id: str, length: int) -> Int32 | None:
+    """The RouteOrigin of each position of a trajectory; None where none of its calls recorded experts."""
+    found = of_trajectories(conn, {trajectory_id: length}).get(trajectory_id)
+    return None if found is None else found.origins.astype(np.int32)
 
 
 def _call(row: Any) -> CallRouting:

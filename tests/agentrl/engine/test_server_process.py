@@ -69,3 +69,9 @@ def test_a_seed_reaches_the_server(tiny_model: Path, tmp_path: Path) -> None:
         return argv[argv.index("--random-seed") :][:2] if "--random-seed" in argv else []
 
     assert (seed(), seed(seed=0), seed(seed=7)) == ([], ["--random-seed", "0"], ["--random-seed", "7"])
+
+
+def test_a_server_reports_experts_where_it_is_asked_to(tiny_model: Path, tmp_path: Path) -> None:
+    for asked in (False, True):
+        spec = EngineSpec(model=tiny_model, port=1, log_file=tmp_path / "log", routed_experts=asked)
+        assert ("--enable-return-routed-experts" in server_process.argv(spec)) == asked
