@@ -8,7 +8,6 @@ from dataclasses import dataclass
 
 from sqlalchemy import Connection, bindparam, case, literal_column
 
-from agentrl.domain.experts.routed_experts import CallRouting
 from agentrl.domain.schemas import InteractionStatus, Json, VersionSpan
 from agentrl.errors import RequestError, StoreError
 from agentrl.store.calls import call_routing
@@ -64,7 +63,7 @@ class Outcome:
     cached_tokens: int | None
     first_token_at: float | None
     top_logprobs: Rows | None = None  # of each output id, where asked for
-    routing: CallRouting | None = None  # where asked for
+    routing: Json | None = None  # `call_routing.row`, where asked for
     kv_mixed: bool = False  # the engine's KV cache partly came from older weights
     textless_key: bytes | None = None  # of the conversation without the answer's text, for clients that drop it
 
@@ -121,7 +120,7 @@ def finish_many(conn: Connection, calls: Sequence[tuple[str, str, Outcome]]) -> 
         )
         data.append(data_row(interaction_id, outcome))
         if outcome.routing is not None:
-            routed.append(call_routing.row(interaction_id, outcome.routing))
+            routed.append(outcome.routing)
         results.append(seq)
     bulk.run(conn, UPDATE_SESSION, list(touched.values()))
     if bulk.run(conn, UPDATE_FINISHED, closed) != len(closed):

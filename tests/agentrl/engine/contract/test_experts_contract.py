@@ -14,6 +14,7 @@ from serving import serving
 
 from agentrl.domain.experts.routed_experts import RoutedExperts, RouteOrigin, RoutingShape
 from agentrl.domain.schemas import Json
+from agentrl.engine.event_stream import unpacked_experts
 from agentrl.engine.sglang_client import Chunk, EngineClient
 from agentrl.models import routing_shape
 from agentrl.testing import FakeEngine
@@ -58,7 +59,7 @@ async def ask(
 def experts_of(chunks: list[Chunk]) -> RoutedExperts:
     assert all(chunk.routed_experts is None for chunk in chunks[:-1])
     assert chunks[-1].routed_experts is not None
-    found = RoutedExperts.parse(chunks[-1].routed_experts, SHAPE)
+    found = RoutedExperts.parse(unpacked_experts(chunks[-1].routed_experts), SHAPE)
     assert (found.origins == RouteOrigin.RECORDED).all()
     return found
 

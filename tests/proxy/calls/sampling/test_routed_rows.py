@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentrl.domain.experts.routed_experts import RouteOrigin, RoutingShape
+from agentrl.domain.experts.routed_experts import CallRouting, RouteOrigin, RoutingShape
 from agentrl.engine.sglang_client import Chunk
 from agentrl.errors import EngineError
 from agentrl.proxy.calls.sampling.routed_rows import RoutedRows
-from agentrl.testing.fake_routing import chosen_experts
+from agentrl.testing.fake_routing import as_reported, chosen_experts
 
 SHAPE = RoutingShape(layers=2, top_k=3, experts=11)
 SEGMENTS = st.lists(
@@ -27,9 +27,9 @@ SEGMENTS = st.lists(
 )
 
 
-def rows_of(first: int, last: int, salt: int) -> bytes:
+def rows_of(first: int, last: int, salt: int) -> str:
     """What an engine reports for positions first … last - 1."""
-    return chosen_experts(range(first, last), [salt] * (last - first), SHAPE, first).astype("<i4").tobytes()
+    return as_reported(chosen_experts(range(first, last), [salt] * (last - first), SHAPE, first))
 
 
 def chunk(tokens: int = 1, **more) -> Chunk:
@@ -107,10 +107,15 @@ def test_an_engine_that_reports_none_leaves_all_missing() -> None:
     assert rows.finished(3).experts.counts()[RouteOrigin.MISSING] == 6
 
 
+def recorded(rows: RoutedRows, last: Chunk) -> CallRouting:
+    rows.read(last, 3)
+    return rows.finished(3)
+
+
 @pytest.mark.parametrize("reason", ["stop", "length"])
 def test_rows_of_another_shape_are_refused(reason) -> None:
-    for sent in (rows_of(0, 5, 0), rows_of(0, 7, 0), b"123", np.full((6, 2, 3), 11, "<i4").tobytes()):
+    for sent in (rows_of(0, 5, 0), rows_of(0, 7, 0), "no base64", as_reported(np.full((6, 2, 3), 11)), "*" * 192):
         rows = RoutedRows(SHAPE, 0, 4)
         rows.begin(0)
         with pytest.raises(EngineError, match="experts"):
-            rows.read(chunk(3, routed_experts=sent, finish_reason=reason), 3)
+            recorded(rows, chunk(3, routed_experts=sent, finish_reason=reason))
