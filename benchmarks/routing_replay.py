@@ -115,9 +115,9 @@ def save(folder: Path, family: str, settings: dict[str, Any], seed: int) -> Path
     return folder
 
 
-def load(folder: Path, world: World, **routing: bool) -> Policy:
+def load(folder: Path, world: World, *, replay_routing: bool = False) -> Policy:
     """The trainer's policy, in bfloat16."""
-    return load_sharded(Policy, folder, world.mesh, dtype=torch.bfloat16, **routing)
+    return load_sharded(Policy, folder, world.mesh, dtype=torch.bfloat16, replay_routing=replay_routing)
 
 
 @contextmanager

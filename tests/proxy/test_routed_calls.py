@@ -24,6 +24,7 @@ from agentrl.domain.schemas import Batch
 from agentrl.engine.server_process import free_port
 from agentrl.errors import ModelFolderError
 from agentrl.models import routing_shape
+from agentrl.proxy.calls import call_records
 from agentrl.proxy.engines import pool as pools
 from agentrl.store.audit import run_audit
 from agentrl.store.db import codec, experts_codec
@@ -160,6 +161,12 @@ def leased(proxy: Any, groups: int) -> Batch:
         return steps.batch(conn, step_id)
 
 
+@pytest.fixture
+def in_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reports of any size are read as large ones are."""
+    monkeypatch.setattr(call_records, "INLINE_BYTES", 0)
+
+
 @pytest.mark.parametrize("pause", ["retract", "in_place", "abort"])
 def test_a_publish_under_load_leaves_no_token_unaccounted(fleet, tmp_path, until, pause) -> None:
     new_version(fleet.proxy, tmp_path)
@@ -201,6 +208,7 @@ def test_engines_that_die_leave_no_token_unaccounted(fleet, until) -> None:
     assert fleet.violations() == []
 
 
+@pytest.mark.usefixtures("in_a_thread")
 def test_a_call_asks_for_the_positions_that_its_parent_has_not(proxy) -> None:
     session = proxy.session()
     sdk, messages = proxy.sdk(session), [{"role": "user", "content": "hi"}]
