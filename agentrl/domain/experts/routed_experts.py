@@ -81,8 +81,9 @@ class RoutedExperts:
         """An engine's rows: (R, L, k) little-endian int32, each RECORDED.
 
         A row is MISSING when it names an expert twice in a layer that chooses among experts: engines report zeros for
-        positions that they have not captured. Raises ValueError for other sizes and for experts that the model does not
-        have.
+        positions that they have not captured. With a top_k of 1 such a row looks like a choice.
+
+        Raises ValueError for other sizes and for experts that the model does not have.
         """
         row_bytes = 4 * shape.layers * shape.top_k
         if len(raw) % row_bytes:

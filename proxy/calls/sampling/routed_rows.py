@@ -96,7 +96,7 @@ class RoutedRows:
     def finished(self, tokens: int) -> CallRouting:
         """The routing of the call, of whose answer `tokens` tokens are kept: one row for each of its positions.
 
-        Takes 20 microseconds a row of a large model. Raises EngineError for garbage.
+        Takes about 20 microseconds a row of 48 layers with 8 experts. Raises EngineError for garbage.
         """
         shape, count = self._shape, max(0, self._prompt_tokens + tokens - 1 - self.start)
         known = [report.read(shape) for report in self._reports]
