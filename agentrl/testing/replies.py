@@ -56,7 +56,7 @@ class RunningReply:
         self.token_versions: list[int | str] = []
         self.retractions = 0
         self._routing = routing
-        self._computed_by: list[int] = []  # the version that computed each position
+        self._computed_by: list[int | str] = []  # the version that computed each position
         self._retractions_seen = 0
 
     @property
@@ -116,10 +116,9 @@ class RunningReply:
             whole = [[self.logprobs[i], self.ids[i], None] for i in range(self.n_sent)]
             event["meta_info"]["output_token_logprobs"] = whole
 
-    def _compute(self, n_tokens: int, label: int | str) -> None:
+    def _compute(self, n_tokens: int, version: int | str) -> None:
         """Compute the positions that sampling `n_tokens` needs, and after a retraction all earlier ones again."""
         if n_tokens:
-            version = int(label)
             if self.retractions > self._retractions_seen:
                 self._computed_by = [version] * len(self._computed_by)
                 self._retractions_seen = self.retractions
@@ -135,7 +134,8 @@ class RunningReply:
             return None
         first = self.body.get("routed_experts_start_len", 0)
         tokens = [*self.body["input_ids"], *self.ids][first : len(self._computed_by)]
-        return as_reported(chosen_experts(tokens, self._computed_by[first:], self._routing, first))
+        versions = [int(version) for version in self._computed_by[first:]]
+        return as_reported(chosen_experts(tokens, versions, self._routing, first))
 
     def _likeliest(self, at: int, count: int) -> list[Any]:
         """The sampled token and the ids that follow it, each one nat less likely."""
