@@ -98,14 +98,21 @@ class Passes:
         return nullcontext([]) if routing is None else routing.observing()
 
     def _balance(self, choices: list[Choice], m: Microbatch, totals: Totals, stats: StepStats) -> Tensor:
-        """This microbatch's share, by loss tokens, of the load-balancing loss. Adds the experts' loads to `stats`."""
-        disagreements = m.routes.disagreements if m.routes is not None else 0
+        """This microbatch's share, by loss tokens, of the load-balancing loss. Adds the experts' loads to `stats`.
+
+        A context rank computes it for its own tokens, and has a share by their number.
+        """
+        disagreements, share = m.routes.disagreements if m.routes is not None else 0, self.policy.share(m)
+        held = len(m.input_ids_N) if share is None else share.held
+        if share is not None:
+            choices = [choice.first(held) for choice in choices]
         stats.add_routing(loads(choices) * bool(m.trajectory_ids), disagreements)
-        if not self.router_aux_loss_coef:
+        if not self.router_aux_loss_coef or not held:
             return m.advantages_S.new_zeros(())
+        tokens = len(m.advantages_S) * held / len(m.input_ids_N)
         balance = load_balancing_loss(choices)
-        stats.sums["router_aux_loss"] += balance.item() * len(m.advantages_S)
-        return self.router_aux_loss_coef * len(m.advantages_S) / max(1.0, totals.tokens) * balance
+        stats.sums["router_aux_loss"] += balance.item() * tokens
+        return self.router_aux_loss_coef * tokens / max(1.0, totals.tokens) * balance
 
     def _measured(self, m: Microbatch, logprobs_P: Tensor, entropy_P: Tensor) -> MeasuredOutputs | None:
         """What the pass found at the masked outputs."""

@@ -34,7 +34,8 @@ def loads(choices: Sequence[Choice]) -> Tensor:
     experts = choices[0].experts
     found_RE = choices[0].experts_Nk.new_zeros((1 + max(choice.router for choice in choices), experts))
     for choice in choices:
-        found_RE[choice.router] += choice.experts_Nk.flatten().bincount(minlength=experts)
+        chosen = choice.experts_Nk.flatten()
+        found_RE[choice.router].scatter_add_(0, chosen, torch.ones_like(chosen))
     return found_RE
 
 

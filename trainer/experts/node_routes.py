@@ -5,7 +5,7 @@ N: distinct tokens of the microbatch, L: decoder layers, k: experts of a token i
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -29,6 +29,10 @@ class NodeRoutes:
         sizes = list(lengths)
         parts = zip(torch.split(self.experts_NLk, sizes), torch.split(self.origins_N, sizes), strict=True)
         return [NodeRoutes(experts, origins, 0) for experts, origins in parts]
+
+    def part(self, take: Callable[[Tensor], Tensor]) -> NodeRoutes:
+        """The routes of some of the tokens: `take` maps (N, …) to their rows."""
+        return NodeRoutes(take(self.experts_NLk), take(self.origins_N), 0)
 
     def to(self, device: torch.device) -> NodeRoutes:
         """The same routes on `device`."""

@@ -45,6 +45,11 @@ class Choice:
     experts_Nk: Tensor  # int64
     logits_NE: Tensor | None  # None where the router does not tell
 
+    def first(self, tokens: int) -> Choice:
+        """The choice for the first `tokens` of its tokens."""
+        logits = None if self.logits_NE is None else self.logits_NE[:tokens]
+        return Choice(self.router, self.experts, self.experts_Nk[:tokens], logits)
+
 
 def find_routers(blocks: Iterable[nn.Module]) -> list[Router]:
     """The routers of a model's decoder blocks, at most one in each; none in a model without experts.

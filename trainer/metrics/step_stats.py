@@ -64,14 +64,14 @@ class StepStats:
 
     def routing_metrics(self, world: World, *, balances: bool) -> Metrics:
         """Metrics of a mixture's routing, with `balances` of its load-balancing loss too. Collective."""
-        sums = world.total({name: self.sums[name] for name in ("tokens", "router_aux_loss", "routing/disagreements")})
+        sums = world.total({name: self.sums[name] for name in ("tokens", "routing/disagreements")})
+        own = (self.sums["router_aux_loss"], None if self.loads_RE is None else self.loads_RE.cpu())
+        everyones = world.everyones(own)[:: world.mesh.tensor_size]  # context ranks have different tokens
         found = {"routing/disagreements": sums["routing/disagreements"]}
         if balances:
-            found["router_aux_loss"] = sums["router_aux_loss"] / max(1.0, sums["tokens"])
-        if self.loads_RE is None:
-            return found
-        everyones = world.gather(self.loads_RE.flatten()).view(-1, *self.loads_RE.shape)
-        return found | load_metrics(everyones.sum(0))
+            found["router_aux_loss"] = sum(balance for balance, _ in everyones) / max(1.0, sums["tokens"])
+        loads = [loads_RE for _, loads_RE in everyones if loads_RE is not None]
+        return found | (load_metrics(torch.stack(loads).sum(0)) if loads else {})
 
     def add_value_losses(self, losses_S: Tensor) -> None:
         """Add the critic's pass over the microbatch that was added last."""

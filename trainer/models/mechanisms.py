@@ -1,9 +1,10 @@
 """Reads from a model's configuration and modules how it mixes tokens and how it computes logits.
 
-Rows of a prefix tree are exact for full attention and for sliding windows, with positions that do not depend on other
-sequences. They are not exact for three mechanisms:
+Forests of prefix trees are exact for full attention and for sliding windows, with positions that do not depend on other
+sequences, and for layers whose state is carried along the forest (recurrence/carrying.py). They are not exact for three
+mechanisms:
 
-    recurrent layers    hand a state to the next token of the row, which may belong to another sequence
+    other layers        with a state hand it to the next token of the forest, which may belong to another sequence
     chunked attention   does not tell the attention function about its chunks
     longrope            chooses its frequencies by the longest of all sequences together
 
@@ -17,10 +18,14 @@ from typing import Any
 
 from torch import nn
 
+from agentrl.trainer.recurrence import carrying
+
 PLAIN = "eager"
 """transformers' name for the attention in a model's own file."""
 PACKED = {"full_attention", "sliding_attention", "attention"}
-"""Layer types for which rows of a prefix tree are exact."""
+"""Layer types for which forests are exact."""
+WITH_STATE = {"linear_attention", "conv", "mamba", "mamba2", "hybrid"}
+"""Layer types for which forests are exact if all their layers with a state are carried along."""
 FEED_FORWARD = {"dense", "sparse", "mlp", "moe"}
 """Layer types that do not mix tokens."""
 MULTIPLIED = ("logit_scale", "lm_head_multiplier")
@@ -31,16 +36,18 @@ DIVIDED = ("logits_scaling",)
 def unpackable(lm: Any) -> str:
     """The mechanism that prevents packing of a model's sequences; empty when no such mechanism is known."""
     config = lm.config.get_text_config()
-    types = set(_layer_types(config)) - PACKED - FEED_FORWARD
+    carriers = carrying.carriers(lm)
+    types = set(_layer_types(config)) - PACKED - FEED_FORWARD - (WITH_STATE if carriers else set())
     if types:
         return f"it has layers of type {', '.join(sorted(types))}"
     if getattr(config, "attention_chunk_size", None) and not _layer_types(config):
         return "it attends in chunks"
     if "longrope" in _rope_kinds(config):
         return "its positions are of type longrope, which depend on the length of a sequence"
-    if any(isinstance(module, nn.Conv1d) for module in lm.modules()):
+    known = {part for layer in carriers for part in layer.modules()}
+    if any(isinstance(module, nn.Conv1d) and module not in known for module in lm.modules()):
         return "it has convolutions over tokens"
-    if not lm._supports_attention_backend:
+    if not carriers and not lm._supports_attention_backend:
         return "its attention is none of transformers' attention functions"
     return ""
 

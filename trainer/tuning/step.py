@@ -91,8 +91,8 @@ def _work(model: Body, items: Sequence[Item], method: Method, config: TuningTrai
     (by_rank,) = plan(method.units(items, budget), ranks=world.data_size, minibatches=1, budget=budget)
     made = collate_share(by_rank, world.data_rank, budget)
     return [
-        ([sample for row in rows for unit in row for sample in unit.samples], m.to(world.device))
-        for rows, m in zip(by_rank[world.data_rank], made, strict=True)
+        ([sample for unit in units for sample in unit.samples], m.to(world.device))
+        for units, m in zip(by_rank[world.data_rank], made, strict=True)
     ]
 
 
