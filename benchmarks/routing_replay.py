@@ -205,7 +205,7 @@ def whole(experts: RoutedExperts) -> RoutedExperts:
 def gaps(policy: Policy, found: list[TrajectoryTokens], case: str) -> dict[str, float]:
     """The mismatch of the answers' logprobs."""
     samples = [Sample(t, np.zeros(len(t.input_ids), np.float32)) for t in found]
-    batch = collate([make_units(samples, 1_000_000)])
+    batch = collate(make_units(samples, 1_000_000))
     gap_S = policy(batch)[0][batch.predictions_S] - batch.behavior_S
     metrics = mismatch_metrics(gap_S)
     result = {

@@ -71,8 +71,8 @@ def checkpoint_trained(blocks: nn.ModuleList, offload: Offload | None, contexts:
     for block in blocks:
         if any(p.requires_grad for p in block.parameters()):
             # There is no dropout, so no random state to restore.
-            settings = {"use_reentrant": False, "preserve_rng_state": False, "context_fn": contexts or noop_context_fn}
-            again = partial(checkpoint, block.forward, **settings)
+            made = contexts or noop_context_fn
+            again = partial(checkpoint, block.forward, use_reentrant=False, preserve_rng_state=False, context_fn=made)
             block.forward = again if offload is None else _inside(offload, again)
 
 
