@@ -6,6 +6,7 @@ Letters as in packing.py: P predictions, S loss tokens of one microbatch.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -18,6 +19,8 @@ from agentrl.trainer.algorithms.gae import value_losses
 from agentrl.trainer.algorithms.losses import LossTokens, policy_loss
 from agentrl.trainer.algorithms.packed_rows import Rows
 from agentrl.trainer.algorithms.user_functions import LossFunction, user_loss
+from agentrl.trainer.experts.load_balancing import load_balancing_loss, loads
+from agentrl.trainer.experts.routers import Choice
 from agentrl.trainer.masked_outputs import MeasuredOutputs
 from agentrl.trainer.metrics.step_stats import StepStats
 from agentrl.trainer.models.critic import Critic
@@ -38,6 +41,7 @@ class Passes:
     version: int  # of the policy before the step
     ages: Mapping[int, int]  # weight version that sampled → its age at this step
     loss_function: LossFunction | None = None  # the user's, in place of the algorithm's
+    router_aux_loss_coef: float = 0.0
     counts: dict[str, float] = field(default_factory=lambda: dict.fromkeys(COUNTED, 0.0))
 
     def count(self, kind: str, m: Microbatch) -> None:
@@ -58,7 +62,8 @@ class Passes:
         `progress` is the share of the step's optimizer updates that are already made.
         """
         self.count("forward", m)
-        logprobs_P, entropy_P = self.policy(m, entropy_gradient=bool(self.algorithm.entropy_coef), masked=m.masked)
+        with self._observing() as choices:
+            logprobs_P, entropy_P = self.policy(m, entropy_gradient=bool(self.algorithm.entropy_coef), masked=m.masked)
         logprobs_S, entropy_S = logprobs_P[m.predictions_S], entropy_P[m.predictions_S]
         measured = self._measured(m, logprobs_P.detach(), entropy_P.detach())
         tokens = LossTokens(
@@ -82,9 +87,32 @@ class Passes:
         if m.proximal_S is not None or not progress:  # logprobs of the policy before the step
             before_S = logprobs_S if m.proximal_S is None else m.proximal_S
             stats.compare(before_S, m, self.version)
+        if choices:
+            loss = loss + self._balance(choices, m, totals, stats)
         # a microbatch without loss tokens must still take part in the collective calls of the backward pass
         total: Tensor = loss + 0.0 * logprobs_P[: len(m.sources_P)].sum()
         return total
+
+    def _observing(self) -> AbstractContextManager[list[Choice]]:
+        routing = self.policy.routing
+        return nullcontext([]) if routing is None else routing.observing()
+
+    def _balance(self, choices: list[Choice], m: Microbatch, totals: Totals, stats: StepStats) -> Tensor:
+        """This microbatch's share, by loss tokens, of the load-balancing loss. Adds the experts' loads to `stats`.
+
+        A context rank computes it for its own tokens, and has a share by their number.
+        """
+        disagreements, share = m.routes.disagreements if m.routes is not None else 0, self.policy.share(m)
+        held = len(m.input_ids_N) if share is None else share.held
+        if share is not None:
+            choices = [choice.first(held) for choice in choices]
+        stats.add_routing(loads(choices) * bool(m.trajectory_ids), disagreements)
+        if not self.router_aux_loss_coef or not held:
+            return m.advantages_S.new_zeros(())
+        tokens = len(m.advantages_S) * held / len(m.input_ids_N)
+        balance = load_balancing_loss(choices)
+        stats.sums["router_aux_loss"] += balance.item() * tokens
+        return self.router_aux_loss_coef * tokens / max(1.0, totals.tokens) * balance
 
     def _measured(self, m: Microbatch, logprobs_P: Tensor, entropy_P: Tensor) -> MeasuredOutputs | None:
         """What the pass found at the masked outputs."""

@@ -17,6 +17,7 @@ from torch import Tensor
 from agentrl.domain.batching import PrefixTree, balance, build_tree, line_up, pack, split_by_budget
 from agentrl.domain.schemas import GREEDY_BELOW, Float32, Int32, TrajectoryTokens
 from agentrl.trainer.attention.tree import Tree
+from agentrl.trainer.experts.node_routes import NodeRoutes, node_routes
 from agentrl.trainer.masked_outputs import Keys, MaskedOutputs, Places, distinct_predictions
 
 UNPACKED = 0
@@ -85,6 +86,7 @@ class Microbatch:
     targets_S: Tensor | None = field(default=None)  # float32, where there is a critic
     keep_S: Tensor | None = field(default=None)  # bool, set where an algorithm leaves tokens out
     masked: MaskedOutputs | None = field(default=None)  # where samples with such tokens are measured
+    routes: NodeRoutes | None = field(default=None)  # where trajectories have recorded experts
 
     @property
     def sequences(self) -> int:
@@ -98,7 +100,8 @@ class Microbatch:
             for n in self.__slots__
             if isinstance(value := getattr(self, n), Tensor)
         }
-        return replace(self, **moved, tree=self.tree.to(device), masked=self.masked and self.masked.to(device))
+        masked, routes = self.masked and self.masked.to(device), self.routes and self.routes.to(device)
+        return replace(self, **moved, tree=self.tree.to(device), masked=masked, routes=routes)
 
 
 def make_units(samples: Sequence[Sample], budget: int) -> list[Unit]:
@@ -225,6 +228,7 @@ def _microbatch(tree: PrefixTree, samples: Sequence[Sample], lengths: tuple[int,
         values_S=known("values"),
         targets_S=known("targets"),
         masked=masked,
+        routes=node_routes(len(tree), tree.paths, [s.tokens.routed for s in samples]),
     )
 
 

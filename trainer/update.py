@@ -95,7 +95,7 @@ def update_policy(
     """
     if token_facts is not None:
         samples = token_facts.marked(samples)
-    passes = Passes(policy, config.algorithm, version, ages, loss)
+    passes = Passes(policy, config.algorithm, version, ages, loss, config.router_aux_loss_coef)
     update = Update(passes, optimizer, learner, config, world, on_nonfinite, token_facts=token_facts)
     work = plan_update(samples, policy.budget(config.tokens_per_microbatch), config, world)
     score(update, work, has_proximal=samples[0].proximal is not None)
@@ -235,6 +235,8 @@ def _metrics(update: Update, samples: Sequence[Sample]) -> Metrics:
     metrics = update.stats.metrics(
         len(update.grad_norms["grad_norm"]), algorithm, update.world, own_loss=update.passes.loss_function is not None
     ) | _flops(update)
+    if policy.routing is not None:
+        metrics |= update.stats.routing_metrics(update.world, balances=update.config.router_aux_loss_coef > 0)
     if update.learner:
         metrics["explained_variance"] = explained_variance(samples)
     return (

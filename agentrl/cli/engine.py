@@ -43,6 +43,12 @@ def engine(
         bool,
         typer.Option("--deterministic", help="Use each call's own sampling seed, for runs with engine.deterministic."),
     ] = False,
+    routed_experts: Annotated[
+        bool,
+        typer.Option(
+            "--routed-experts", help="Report a mixture's experts, for runs with trainer.routing_replay: engine."
+        ),
+    ] = False,
     lora_rank: Annotated[int, typer.Option(min=0, help="Largest rank of adapters that can be loaded; 0: none.")] = 0,
     lora_target: Annotated[
         list[str] | None, typer.Option(help="Name of a linear layer that adapters may change; default: all.")
@@ -128,6 +134,7 @@ def engine(
             log_file=log_file,
             seed=seed,
             deterministic=deterministic,
+            routed_experts=routed_experts,
             lora_rank=lora_rank,
             lora_targets=tuple(lora_target or [ALL_LINEAR]),
             key=key,

@@ -166,6 +166,12 @@ class TrainerConfig(UpdateConfig):
     """Reference policy of `kl_coef`: a model folder, a checkpoint, or a folder in a run's `weights/` whose tensors
     replace the base model's; null: the base model.
     """
+    routing_replay: Literal["off", "engine"] = "off"
+    """Experts of a mixture-of-experts model: `off`: the trainer's routers choose; `engine`: engines report the experts
+    that they chose, and the policy's passes use them ([mixtures](trainer.md#mixtures-of-experts)).
+    """
+    router_aux_loss_coef: Annotated[float, Field(ge=0)] = 0.0
+    """Weight of the load-balancing loss of a mixture's routers; 0: none."""
     nonfinite: Literal["stop", "skip"] = "stop"
     """On a NaN or infinite loss or gradient: `stop` fails the run, `skip` leaves out the minibatch. An event names the
     trajectories.

@@ -73,6 +73,7 @@ class EngineSpec:
     weight_version: int = 0
     seed: int | None = None  # sampling seed, 0 to 2³¹ − 1; None: random
     deterministic: bool = False  # sample by each call's seed, independent of the batch
+    routed_experts: bool = False  # report the experts that a mixture chose; only for models with experts
     lora_rank: int = 0  # largest rank of adapters that can be loaded; 0: none
     lora_targets: tuple[str, ...] = (ALL_LINEAR,)  # names of the linear layers that adapters may change
     extra_args: tuple[str, ...] = ()
@@ -130,6 +131,8 @@ def argv(spec: EngineSpec) -> list[str]:
         flags.append("--enable-memory-saver")
     if spec.deterministic:
         flags.append("--enable-deterministic-inference")
+    if spec.routed_experts:
+        flags.append("--enable-return-routed-experts")
     if spec.lora_rank:
         options["--max-lora-rank"] = str(spec.lora_rank)
         if spec.device == "cpu":

@@ -15,6 +15,7 @@ from torch import Tensor
 from agentrl.configs.algorithm import Algorithm
 from agentrl.trainer.algorithms.user_functions import PREFIX
 from agentrl.trainer.distributed import World
+from agentrl.trainer.experts.load_balancing import load_metrics
 from agentrl.trainer.metrics.batch_metrics import Metrics, drift_metrics, mismatch_metrics, ratio_metrics
 from agentrl.trainer.nonfinite import Seen
 from agentrl.trainer.packing import Microbatch
@@ -45,6 +46,7 @@ class StepStats:
     gaps: list[Tensor] = field(default_factory=list)  # the same, π before the step, at tokens that π sampled
     drifts: list[Tensor] = field(default_factory=list)  # the same at tokens with older weights or older keys
     seen: list[Seen] = field(default_factory=list)  # by microbatch
+    loads_RE: Tensor | None = None  # tokens that each of a mixture's routers sent to each expert
 
     def add_microbatch(self, m: Microbatch, sums: Mapping[str, Tensor], seen: Seen) -> None:
         """Add the policy's pass over a microbatch."""
@@ -54,6 +56,22 @@ class StepStats:
         self.sums["tokens_computed"] += len(m.input_ids_N)
         self.log_ratios.append((seen.tokens.logprobs_S - m.behavior_S).cpu())
         self.seen.append(seen)
+
+    def add_routing(self, loads_RE: Tensor, disagreements: int) -> None:
+        """Add a microbatch: loads of experts, and how many tokens have other experts in another trajectory."""
+        self.loads_RE = loads_RE if self.loads_RE is None else self.loads_RE + loads_RE
+        self.sums["routing/disagreements"] += disagreements
+
+    def routing_metrics(self, world: World, *, balances: bool) -> Metrics:
+        """Metrics of a mixture's routing, with `balances` of its load-balancing loss too. Collective."""
+        sums = world.total({name: self.sums[name] for name in ("tokens", "routing/disagreements")})
+        own = (self.sums["router_aux_loss"], None if self.loads_RE is None else self.loads_RE.cpu())
+        everyones = world.everyones(own)[:: world.mesh.tensor_size]  # context ranks have different tokens
+        found = {"routing/disagreements": sums["routing/disagreements"]}
+        if balances:
+            found["router_aux_loss"] = sum(balance for balance, _ in everyones) / max(1.0, sums["tokens"])
+        loads = [loads_RE for _, loads_RE in everyones if loads_RE is not None]
+        return found | (load_metrics(torch.stack(loads).sum(0)) if loads else {})
 
     def add_value_losses(self, losses_S: Tensor) -> None:
         """Add the critic's pass over the microbatch that was added last."""
@@ -74,6 +92,8 @@ class StepStats:
         self.log_ratios += other.log_ratios
         self.gaps += other.gaps
         self.drifts += other.drifts
+        if other.loads_RE is not None:
+            self.loads_RE = other.loads_RE if self.loads_RE is None else self.loads_RE + other.loads_RE
 
     def metrics(self, minibatches: int, algorithm: Algorithm, world: World, *, own_loss: bool = False) -> Metrics:
         """The metrics of a step with this number of `minibatches`, over all ranks. `own_loss` says that a function of

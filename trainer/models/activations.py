@@ -7,13 +7,16 @@ backward   … ◄─ block 2 again ◄─ input 2 ◄─ block 1 again     an i
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
-from torch.utils.checkpoint import checkpoint
+from torch.utils.checkpoint import checkpoint, noop_context_fn
+
+Contexts = Callable[[], tuple[AbstractContextManager[None], AbstractContextManager[None]]]
 
 
 class Elsewhere(NamedTuple):
@@ -59,15 +62,17 @@ class Offload(saved_tensors_hooks):
         return saved.tensor.to(saved.device, non_blocking=True)
 
 
-def checkpoint_trained(blocks: nn.ModuleList, offload: Offload | None) -> None:
+def checkpoint_trained(blocks: nn.ModuleList, offload: Offload | None, contexts: Contexts | None = None) -> None:
     """Make trained blocks keep only their input, and compute again in the backward pass; with `offload`, keep it there.
+    `contexts` are those of a block's first pass and of its recomputation, made as the first begins.
 
     Called before FSDP's hooks are added, so that weights are gathered once for recomputation and backward.
     """
     for block in blocks:
         if any(p.requires_grad for p in block.parameters()):
             # There is no dropout, so no random state to restore.
-            again = partial(checkpoint, block.forward, use_reentrant=False, preserve_rng_state=False)
+            made = contexts or noop_context_fn
+            again = partial(checkpoint, block.forward, use_reentrant=False, preserve_rng_state=False, context_fn=made)
             block.forward = again if offload is None else _inside(offload, again)
 
 

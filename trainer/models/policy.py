@@ -11,6 +11,7 @@ Loading a model decides which of the two it uses (packing_probe.py). H: hidden s
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, TypeVar
 
 import torch
@@ -18,6 +19,8 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from agentrl.trainer.attention import tree_attention
+from agentrl.trainer.experts.node_routes import NodeRoutes
+from agentrl.trainer.experts.routing_replay import Routing
 from agentrl.trainer.masked_outputs import MaskedOutputs
 from agentrl.trainer.models import mechanisms
 from agentrl.trainer.models.head import token_logprobs
@@ -45,6 +48,9 @@ class Body(nn.Module):
     """The ranks that divide the tokens of a microbatch among them, this one included."""
     attention: str = tree_attention.SPLIT
     """transformers' name for the attention of packed sequences."""
+
+    routing: Routing | None = None
+    """The routers of a mixture-of-experts model."""
 
     def __init__(self, lm: Any) -> None:
         super().__init__()
@@ -81,8 +87,23 @@ class Body(nn.Module):
         """(N, H) the last hidden states of the microbatch's tokens, or of this rank's share of them."""
         assert bool(batch.lengths) == bool(self.unpacked), "a batch is cut by its model's budget"
         if batch.lengths:
-            return torch.cat([self.alone(ids_T) for ids_T in torch.split(batch.input_ids_N, list(batch.lengths))])
-        return self.packed(batch, self.share(batch))
+            return torch.cat(list(self._one_by_one(batch)))
+        share, routes = self.share(batch), batch.routes
+        if routes is not None and share is not None:
+            routes = routes.part(share.take)
+        with self._replaying(routes):
+            return self.packed(batch, share)
+
+    def _one_by_one(self, batch: Microbatch) -> Iterator[Tensor]:
+        """The last hidden states of each sequence."""
+        parts = torch.split(batch.input_ids_N, list(batch.lengths))
+        routes = batch.routes.split(batch.lengths) if batch.routes is not None else [None] * len(parts)
+        for ids_T, of_T in zip(parts, routes, strict=True):
+            with self._replaying(of_T):
+                yield self.alone(ids_T)
+
+    def _replaying(self, routes: NodeRoutes | None) -> AbstractContextManager[None]:
+        return nullcontext() if self.routing is None else self.routing.replaying(routes)
 
     def packed(self, batch: Microbatch, share: Share | None = None) -> Tensor:
         """(N, H) the last hidden states of the tokens of a forest; with a `share`, (n, H) those of the share."""

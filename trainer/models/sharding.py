@@ -25,6 +25,7 @@ from agentrl.configs.trainer_config import AdapterConfig
 from agentrl.errors import ModelFolderError, UserError
 from agentrl.trainer.attention import tree_attention
 from agentrl.trainer.distributed import World
+from agentrl.trainer.experts.routing_replay import routing_of
 from agentrl.trainer.models import loading, lora, mechanisms, onednn, packing_probe
 from agentrl.trainer.models.activations import Offload, checkpoint_trained
 from agentrl.trainer.models.policy import Body, decoder
@@ -48,6 +49,8 @@ def load_sharded(
     keep_gathered: bool = False,
     adapter: AdapterConfig | None = None,
     attention: Literal["auto", "split", "flex"] = "auto",
+    replay_routing: bool = False,
+    balance_routers: bool = False,
 ) -> AnyBody:
     """Build, freeze, wrap and shard a model, and load this rank's part. Collective.
 
@@ -61,6 +64,10 @@ def load_sharded(
     cpu_offload               parameters, gradients and moments stay in CPU memory; a GPU gets one block at a time
     adapter                   only the adapter trains, if its rank is not 0
     attention                 of packed sequences: in pieces, by FlexAttention, or chosen by the device
+    replay_routing            a mixture's routers choose the experts that microbatches bring along
+    balance_routers           a mixture's routers get a load-balancing loss
+
+    The last two raise ModelFolderError for a model whose routers cannot be observed and replayed.
 
     With tensor ranks in the mesh, the tensors that they split are sharded over tensor groups, and with expert groups,
     experts over these; the others are sharded over all ranks.
@@ -78,9 +85,11 @@ def load_sharded(
         _freeze_all_but_top(lm, blocks, train_layers)
     if adapter and adapter.rank:
         lora.attach(lm, adapter)
+    routing = routing_of(blocks, replays=replay_routing, balances=balance_routers)
     carrying.carry(blocks)
     if activation_checkpointing:
-        checkpoint_trained(blocks, Offload() if activation_offload else None)
+        contexts = None if routing is None else routing.checkpoint_contexts
+        checkpoint_trained(blocks, Offload() if activation_offload else None, contexts)
     experts = expert_parallel.spread(decoder(lm), type(lm).__name__, mesh)
     if mesh.tensor:
         elsewhere = expert_parallel.plan_of(decoder(lm)) if experts else {}
@@ -88,7 +97,7 @@ def load_sharded(
     elif device == "cpu":
         onednn.adopt(lm)
     model = wrap(lm)
-    model.names = names
+    model.names, model.routing = names, routing
     model.attention = tree_attention.name_for(attention, device)
     if mesh.whole.size() > 1 or dtype != torch.float32 or cpu_offload:  # otherwise FSDP would only copy
         precision = partial(MixedPrecisionPolicy, param_dtype=dtype, reduce_dtype=torch.float32)

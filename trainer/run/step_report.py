@@ -11,7 +11,7 @@ import numpy as np
 
 from agentrl.domain.schemas import Batch, TrainedTrajectory
 from agentrl.trainer.checkpoints.checkpoint import StepRecord
-from agentrl.trainer.metrics.batch_metrics import Metrics, batch_metrics, outcome_metrics
+from agentrl.trainer.metrics.batch_metrics import Metrics, batch_metrics, outcome_metrics, routing_metrics
 from agentrl.trainer.metrics.evaluation_metrics import EvaluationReports
 from agentrl.trainer.metrics.flops import peak_flops
 from agentrl.trainer.metrics.metric_sinks import Sinks, wanted
@@ -30,6 +30,7 @@ def step_metrics(
     return {
         **update,
         **batch_metrics(batch, samples),
+        **(routing_metrics(batch) if t.config.trainer.routing_replay == "engine" else {}),
         **outcome_metrics(batch, t.lineage.facts(batch)),
         **mfu,
         "over_budget_trajectories": over_budget.report(t, batch.trajectories),
