@@ -135,7 +135,7 @@ def test_a_prompt_and_its_branches_equal_each_sequence_alone(name: str, load: Ca
 def test_in_float64_any_forest_equals_each_sequence_alone(name: str, load: Callable[..., Policy]) -> None:
     with exact(load(name)) as policy:
 
-        @settings(max_examples=6, deadline=None)
+        @settings(max_examples=4, deadline=None)
         @given(st.lists(st.lists(st.integers(3, 5), min_size=1, max_size=12), min_size=1, max_size=6))
         @example([[3, 4, 5, 3], [3, 4, 5, 4], [3, 4, 4], [3, 5, 5], [3, 5, 4, 4, 4, 4, 4], [4]])
         @example(branches())
