@@ -198,9 +198,9 @@ def _microbatch(tree: PrefixTree, samples: Sequence[Sample], lengths: tuple[int,
         return torch.from_numpy(np.concatenate([np.empty(0, dtype), *arrays]).astype(dtype))
 
     def known(name: str) -> Tensor | None:
-        """The attribute at loss tokens; None where samples do not have it."""
+        """The attribute at loss tokens; None where samples do not have it; empty without samples."""
         arrays = [getattr(s, name) for s in samples]
-        if not arrays or arrays[0] is None:
+        if arrays and arrays[0] is None:
             return None
         return joined((array[w] for array, w in zip(arrays, masks, strict=True)), np.float32)
 

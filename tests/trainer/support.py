@@ -16,22 +16,21 @@ AGES = {0: 1, 1: 0}
 """Of the versions in `random_samples`, at a step from version 1."""
 
 
-def save_tiny_model(folder: Path, *, tied: bool = True, seed: int = 0) -> Path:
-    """A Qwen2 with random weights: 3 blocks, 32 wide."""
+def save_tiny_model(folder: Path, *, tied: bool = True, seed: int = 0, **sizes: int) -> Path:
+    """A Qwen2 with random weights: 3 blocks, 32 wide, unless `sizes` says otherwise."""
     from transformers import Qwen2Config, Qwen2ForCausalLM
 
     torch.manual_seed(seed)
-    config = Qwen2Config(
-        vocab_size=VOCABULARY,
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=3,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=512,
-        tie_word_embeddings=tied,
-        initializer_range=0.2,
-    )
+    known = {
+        "vocab_size": VOCABULARY,
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 512,
+    }
+    config = Qwen2Config(**known | sizes, tie_word_embeddings=tied, initializer_range=0.2)
     Qwen2ForCausalLM(config).save_pretrained(folder)
     return folder
 

@@ -1,0 +1,1 @@
+"""Traces the trainer's step on a fake accelerator: memory, communication and time of a run before it is paid for."""
