@@ -173,6 +173,7 @@ def test_a_step_packed_equals_the_step_unpacked(
     packed_step, unpacked_step = (run.step(trajectories) for run in steps)
     assert packed_step.loss == pytest.approx(unpacked_step.loss, rel=ALLOWED)
     assert_close(packed_step.gradients, unpacked_step.gradients, ALLOWED)
+    assert "flops" not in packed_step.metrics  # which are counted of attention only
 
 
 def test_without_a_forest_a_layer_is_transformers_own(folder: Path, load: Callable[..., Policy]) -> None:
