@@ -116,6 +116,7 @@ def test_a_pair_shares_its_prompt(tiny_model: Path, other_model: Path, world: Wo
     assert metrics["tokens_computed"] <= sum(lengths) - 2 - prompt
 
 
+@pytest.mark.long
 def test_two_ranks_compute_the_same_step_as_one(tiny_model: Path, other_model: Path, tmp_path: Path) -> None:
     unpacked = save_family("Phi-3, longrope", tmp_path / "unpacked")
     for ranks in (1, 2):
