@@ -20,10 +20,11 @@ def engine_spec(run: RunConfig, model: Path, index: int, **place: Any) -> Engine
     """The server number `index` of a run. `place` gives the fields that depend on its host: port, log_file, gpus, …"""
     config, lora, size = run.engine, run.trainer.lora, run.resources.engines
     url = run.storage.weights_url(run.name)
+    device = pick_device(config.device)
     settings: dict[str, Any] = {
         "model": model,
-        "device": pick_device(config.device),
-        "dtype": config.dtype,
+        "device": device,
+        "dtype": config.dtype_on(device),
         "max_total_tokens": config.max_total_tokens,
         "max_running_requests": config.max_running_requests,
         "tensor": size.tensor,

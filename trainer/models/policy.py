@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from agentrl.trainer.masked_outputs import MaskedOutputs
+from agentrl.trainer.metrics.flops import PassCounts
 from agentrl.trainer.models import attention, mechanisms
 from agentrl.trainer.models.attention import Rows, tree_mask
 from agentrl.trainer.models.head import token_logprobs
@@ -43,6 +44,7 @@ class Body(nn.Module):
     def __init__(self, lm: Any) -> None:
         super().__init__()
         self.lm = lm
+        self.counted = PassCounts.none()
         self._own_attention = mechanisms.attention_of(lm)
 
     @property
@@ -77,7 +79,7 @@ class Body(nn.Module):
     def rows(self, batch: Microbatch) -> Rows:
         """The attention rows of a packed microbatch."""
         mask_B1LL = tree_mask(batch.ends_BL, self.lm.get_input_embeddings().weight.dtype)
-        return Rows(batch.nodes_BL, batch.homes_N, mask_B1LL, batch.positions_N, int(batch.positions_N.max()) + 1)
+        return Rows(batch.nodes_BL, batch.homes_N, mask_B1LL, batch.positions_N, batch.depth)
 
     def packed(self, batch: Microbatch, rows: Rows) -> Tensor:
         """(N, H) the last hidden states, computed in attention rows."""
@@ -98,6 +100,10 @@ class Body(nn.Module):
     def sources(self, batch: Microbatch) -> Tensor:
         """(P, H) the hidden states that predict."""
         return self.hidden(batch)[batch.sources_P]
+
+    def count(self, batch: Microbatch, predictions: int) -> None:
+        """Count a forward pass; where gradients are recorded, a backward pass too."""
+        self.counted.add(len(batch.input_ids_N), predictions, batch.pairs, trains=torch.is_grad_enabled())
 
     def trainable(self) -> Iterator[tuple[str, nn.Parameter]]:
         """Trained parameters by their Hugging Face name, in a fixed order."""
@@ -120,6 +126,7 @@ class Policy(Body):
         (P + E,): those that only its tokens need follow, without a gradient.
         """
         head = self.lm.get_output_embeddings().weight
+        self.count(batch, len(batch.sources_P) + (len(masked.sources_E) if masked else 0))
         hidden_NH = self.hidden(batch)
         logprobs_P, entropy_P = token_logprobs(
             hidden_NH[batch.sources_P],
