@@ -84,10 +84,10 @@ def engine(
     from rich.text import Text
 
     from agentrl.configs.config_files import load_config
+    from agentrl.configs.engine_config import default_dtype
     from agentrl.configs.trainer_config import ALL_LINEAR
     from agentrl.console import Console
     from agentrl.engine.membership import Place
-    from agentrl.configs.engine_config import default_dtype
     from agentrl.engine.server_process import EngineSpec, check_port, free_port, pick_device
     from agentrl.engine.supervisor import EngineSupervisor, Weights
     from agentrl.environment import ENGINE_KEY, key_from

@@ -87,6 +87,9 @@ def shape_of(model: Mapping[str, Any]) -> Shape | None:
     query, value = _head_sizes(model)
     keys = heads if "kv_lora_rank" in model else model["num_key_value_heads"]
     sees_all = not (model.get("sliding_window") and model.get("use_sliding_window", True))
+    routed = (
+        model["num_experts_per_tok"] if experts else 0
+    )  # copies of a token's state to its experts, and their outputs
     width = max(block.active // (3 * hidden) for block in blocks)
     return Shape(
         hidden=hidden,
@@ -95,7 +98,7 @@ def shape_of(model: Mapping[str, Any]) -> Shape | None:
         blocks=blocks,
         pair=heads * (query + value),
         full_attention=tuple(kind == FULL for kind in layer_types) or (sees_all,) * len(blocks),
-        widest=4 * hidden + heads * (query + value) + keys * (query + value) + 4 * width,
+        widest=(4 + 2 * routed) * hidden + (heads + keys) * (query + value) + 4 * width,
     )
 
 

@@ -1,6 +1,7 @@
 """Sums and per-token figures that a step's forward passes measure, and the metrics computed from them.
 
-They stay on the device, so that no microbatch waits for it, until `settle` fetches those of a minibatch at once. S: loss tokens so far, on this rank.
+They stay on the device, so that no microbatch waits for it, until `settle` fetches those of a minibatch at once.
+S: loss tokens so far, on this rank.
 """
 
 from __future__ import annotations

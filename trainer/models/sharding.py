@@ -25,6 +25,7 @@ from torch.utils.checkpoint import checkpoint
 from agentrl.configs.trainer_config import AdapterConfig
 from agentrl.errors import ModelFolderError, UserError
 from agentrl.trainer.distributed import Mesh, World
+from agentrl.trainer.kernels import fused_norms
 from agentrl.trainer.models import loading, lora, mechanisms, onednn, packing_probe, tensor_parallel
 from agentrl.trainer.models.policy import Body, decoder
 
@@ -75,6 +76,8 @@ def load_sharded(
         tensor_parallel.parallelize(lm, mesh.tensor)
     elif device == "cpu":
         onednn.adopt(lm)
+    else:
+        fused_norms.adopt(lm)
     model = wrap(lm)
     model.names = names
     if mesh.whole.size() > 1 or dtype != torch.float32 or cpu_offload:  # otherwise FSDP would only copy

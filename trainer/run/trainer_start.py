@@ -1,4 +1,4 @@
-"""The start of a trainer: replaces settings that are `auto` by what they mean on its device, records and prints them."""
+"""The start of a trainer: replaces settings that are `auto` by what they mean on its device, and records them."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from agentrl.store.events import TRAINER_STARTED
 from agentrl.trainer.distributed import World
 from agentrl.trainer.run.device_defaults import RankDevice, compute_dtype, microbatch_tokens, shape_in
 from agentrl.trainer.run_lineage import Lineage
+from agentrl.trainer_facts import line
 
 SHARED_FRACTION = 0.4
 """Share of a GPU for an engine beside a computing trainer, where `engine.memory_fraction` is null."""
@@ -34,7 +35,7 @@ def started(config: RunConfig, base_model: Path, world: World, lineage: Lineage)
     if world.leads:
         now = time.time()
         lineage.record(TRAINER_STARTED, now, now, **facts)
-        visible.say(line(facts))
+        visible.say(f"trainer: {line(facts)}")
     return config.model_copy(update={"trainer": trainer})
 
 
@@ -74,22 +75,6 @@ def facts_of(config: UpdateConfig, world: World) -> Json:
         "tokens_per_microbatch": config.tokens_per_microbatch,
     }
     return facts | ({"checkpoint_every": config.checkpoint_every} if isinstance(config, TrainerConfig) else {})
-
-
-def line(facts: Json) -> str:
-    """The facts as a line for the terminal."""
-    parts = [
-        f"trainer: {facts['ranks']} × {facts['device']}",
-        f"computes in {facts['dtype']}",
-        f"{facts['tokens_per_microbatch']:,} tokens a microbatch",
-    ]
-    if "checkpoint_every" in facts:
-        every = facts["checkpoint_every"]
-        steps = "step" if every == 1 else f"{every} steps"
-        parts.append("checkpoints by their cost" if every == "auto" else f"a checkpoint every {steps}")
-    if "engine_dtype" in facts:
-        parts.append(f"engines in {facts['engine_dtype']}")
-    return ", ".join(parts)
 
 
 def engine_device(config: RunConfig, device: torch.device) -> Literal["cpu", "cuda"]:

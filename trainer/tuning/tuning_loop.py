@@ -9,9 +9,9 @@
 
 The loop waits for no other process. SIGINT and SIGTERM never interrupt a step: it is finished and checkpointed first.
 
-`runs/NAME/` holds config.yaml, trainer.json (what `auto` means on this device), metrics.jsonl (one object per step; step 0 is before the first update), checkpoints/ and
-model/. A line of metrics may be ahead of the newest checkpoint. A start deletes such lines, since it repeats their
-steps.
+`runs/NAME/` holds config.yaml, trainer.json (what `auto` means here), metrics.jsonl (one object per step; step
+0 is before the first update), checkpoints/ and model/. A line of metrics may be ahead of the newest checkpoint. A start
+deletes such lines, since it repeats their steps.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ from agentrl.trainer.distributed import World
 from agentrl.trainer.learning_rate import learning_rate
 from agentrl.trainer.models.policy import Body
 from agentrl.trainer.optimizer import make_optimizer
-from agentrl.trainer.run import trainer_start
 from agentrl.trainer.run.trainer_start import facts_of, resolved
 from agentrl.trainer.stop import Stop
 from agentrl.trainer.tuning.items import Data, Item
 from agentrl.trainer.tuning.methods import Dpo, Method, method_of
 from agentrl.trainer.tuning.step import score, train, with_reference
+from agentrl.trainer_facts import line as line_of
 
 STARTED = "trainer.json"
 """The file of what the newest start was recorded with."""
@@ -124,9 +124,10 @@ def started(config: AnyConfig, base_model: Path, world: World) -> AnyConfig:
     trainer = resolved(config.trainer, base_model, world, began_with)
     if world.leads:
         facts = facts_of(trainer, world)
+        config.run_dir.mkdir(parents=True, exist_ok=True)
         with atomic_file(file) as draft:
             draft.write_text(json.dumps(facts))
-        visible.say(trainer_start.line(facts))
+        visible.say(line_of(facts))
     return config.model_copy(update={"trainer": trainer})
 
 
