@@ -151,7 +151,7 @@ def test_a_machine_with_a_gpu_is_told_what_to_install(
     assert environment.gpu(tmp_path / "nvidia0") == str(tmp_path / "nvidia0")
     monkeypatch.setattr(environment.sys, "argv", ["environment.py"])
     monkeypatch.setattr(environment, "CACHE", tmp_path)
-    monkeypatch.setattr(environment, "build_shared", lambda shared, pins, lock, npm: shared.mkdir())
+    monkeypatch.setattr(environment, "build_shared", lambda shared, pins, lock, npm: None)
     monkeypatch.setattr(environment, "link_checkout", lambda shared: True)
     for found, said in (("/dev/nvidia0", True), (None, False)):
         monkeypatch.setattr(environment, "gpu", lambda found=found: found)

@@ -32,7 +32,7 @@ def adopt(lm: nn.Module) -> None:
 
 
 @cache
-def _fused(kind: type[nn.Module]) -> type[nn.Module]:
+def _fused(kind: Any) -> type[nn.Module]:
     """The class with another forward pass."""
     return type(f"Fused{kind.__name__}", (kind,), {"forward": _forward})
 
