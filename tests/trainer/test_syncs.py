@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from steps import Run
@@ -24,9 +26,10 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_waits_are_found() -> None:
     x = torch.arange(4.0)
     with watched() as found:
-        x.item(), x[1].tolist(), bool(x[0] > 1), float(x[1]), x.cpu()
+        x[0].item(), x[1].tolist(), bool(x[0] > 1), float(x[1]), x.cpu()
         x[x > 1], x.nonzero(), x + 1, x[torch.tensor([1, 2])]
     assert [what.split(" ")[0] for what in found if not what.startswith("aten._local")] == [
+        "item",
         "tolist",
         "__bool__",
         "__float__",
@@ -63,6 +66,11 @@ def test_no_microbatch_waits_for_the_device(
 
     monkeypatch.setattr(update, "_accumulate_gradients", watching)
     run = Run(model, world, tokens_per_microbatch=40, **settings)
-    run.step([sample.tokens for sample in random_samples()])
+    run.step(
+        [
+            replace(s.tokens, turn_returns=np.full(2, i % 3.0), episode_return=i % 3.0)
+            for i, s in enumerate(random_samples())
+        ]
+    )
     assert sum(microbatches) > 3
     assert waits == []

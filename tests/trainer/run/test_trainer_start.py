@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
-
 from loop_setup import Setup
 from support import save_tiny_model
 
@@ -34,15 +30,17 @@ ON_A_CPU = {
 }
 
 
+@pytest.fixture
+def n_steps() -> int:
+    return 1
+
+
 def starts(setup: Setup) -> list[dict[str, Any]]:
     found = setup.database.query(events.of_run, setup.run_id, events.TRAINER_STARTED)
     return [{name: value for name, value in event.data.items() if name not in ("start", "end")} for event in found]
 
 
-def test_a_start_is_recorded_printed_and_shown(
-    tmp_path: Path, world: World, capsys: pytest.CaptureFixture[str]
-) -> None:
-    setup = Setup(tmp_path, save_tiny_model(tmp_path / "model"), world, steps=1)
+def test_a_start_is_recorded_printed_and_shown(setup: Setup, capsys: pytest.CaptureFixture[str]) -> None:
     assert setup.train()
     assert starts(setup) == [ON_A_CPU]
     said = "1 × CPU, computes in float32, 4,096 tokens a microbatch, a checkpoint every step, engines in float32"
@@ -51,8 +49,7 @@ def test_a_start_is_recorded_printed_and_shown(
         assert line(activity.of_run(conn, setup.run_id, 60.0)["trainer"]) == said
 
 
-def test_a_run_keeps_the_type_that_it_began_with(tmp_path: Path, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    setup = Setup(tmp_path, save_tiny_model(tmp_path / "model"), world, steps=2)
+def test_a_run_keeps_the_type_that_it_began_with(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
     with setup.database.write() as conn:
         events.record(conn, setup.run_id, events.TRAINER_STARTED, {"dtype": "bfloat16"}, "trainer")
     dtypes = []
