@@ -29,7 +29,7 @@ from agentrl.domain.schemas import Batch, TokenFacts, TrainedBatch, TrajectoryTo
 from agentrl.errors import NonFiniteError, UserError
 from agentrl.trainer.algorithms.user_functions import AdvantageFunction, Functions, LossFunction
 from agentrl.trainer.checkpoints.checkpoint import StepRecord
-from agentrl.trainer.distributed import World
+from agentrl.trainer.distributed import HEARTBEAT_S, World
 from agentrl.trainer.learning_rate import learning_rate, set_learning_rate
 from agentrl.trainer.metrics.batch_metrics import Metrics, finite
 from agentrl.trainer.metrics.fact_collector import FactCollector, chosen
@@ -53,8 +53,6 @@ from agentrl.trainer.scoring import make_samples
 from agentrl.trainer.stop import Stop
 from agentrl.trainer.update import update_policy
 
-HEARTBEAT_S = 60.0
-"""How often rank 0 tells the other ranks that it still waits: far below the time-out of collective calls."""
 POLL_S = 1.0
 LONGEST_REASON = 100
 NOT_ACCEPTED = "should_accept"

@@ -33,6 +33,7 @@ from agentrl.trainer.metrics.step_stats import StepStats, mean
 from agentrl.trainer.models.critic import Learner, explained_variance
 from agentrl.trainer.models.policy import Body, Policy
 from agentrl.trainer.models.sharding import backward, reshard
+from agentrl.trainer.models.tensor_parallel import average_replicated
 from agentrl.trainer.nonfinite import NonFinite, OnNonFinite, culprits, stop
 from agentrl.trainer.optimizer import clip_gradients
 from agentrl.trainer.packing import Microbatch, Sample, Unit, collate_share, make_units, plan
@@ -167,6 +168,8 @@ def learn(update: Update, work: Plan) -> None:
         totals = _plus(_totals(microbatches, update.world), work.silent_totals, 1 / count)
         _mask_outliers(update, microbatches)
         stats = _accumulate_gradients(update, microbatches, totals, done / count)
+        for _, model, _ in update.models:
+            average_replicated(model, update.world.mesh)
         norms = {name: clip_gradients(model, update.config.grad_clip) for name, model, _ in update.models}
         finite = _is_finite(update, stats, norms, f"minibatch {done + 1} of {count}")
         for name, _, optimizer in update.models:

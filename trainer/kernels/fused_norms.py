@@ -6,7 +6,6 @@ transformers writes the norm as separate operations. On a CPU those are faster t
 from __future__ import annotations
 
 import inspect
-from functools import cache
 from typing import Any
 
 import torch
@@ -31,8 +30,7 @@ def adopt(lm: nn.Module) -> None:
             module.__class__ = _fused(type(module))
 
 
-@cache
-def _fused(kind: Any) -> type[nn.Module]:
+def _fused(kind: type[nn.Module]) -> type[nn.Module]:
     """The class with another forward pass."""
     return type(f"Fused{kind.__name__}", (kind,), {"forward": _forward})
 

@@ -91,7 +91,7 @@ def save(t: Trainer, record: StepRecord) -> Saved:
             t.writing = writing
             writing.when_done(lambda: t.pace.written(time.monotonic() - began))
     trained = weights.trainable(t.policy, t.world)
-    published = publishable(t, weights_folder(t, record), trained) if t.world.leads else NOT_PUBLISHED
+    published = t.world.only_leader(lambda: publishable(t, weights_folder(t, record), trained)) or NOT_PUBLISHED
     record = replace(record, metrics=record.metrics | {"time/checkpoint": time.time() - start})
     return Saved(record, published, made)
 

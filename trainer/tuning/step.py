@@ -15,6 +15,7 @@ from agentrl.trainer.distributed import World
 from agentrl.trainer.learning_rate import set_learning_rate
 from agentrl.trainer.models.policy import Body
 from agentrl.trainer.models.sharding import backward, reshard
+from agentrl.trainer.models.tensor_parallel import average_replicated
 from agentrl.trainer.optimizer import clip_gradients
 from agentrl.trainer.packing import Microbatch, Sample, collate_share, plan
 from agentrl.trainer.tuning.items import Item
@@ -62,6 +63,7 @@ def train(
         loss, parts = method.loss(model, m)
         backward(model, loss / count, world, more=config.keep_gathered and i < len(work))
         sums.add(parts, m)
+    average_replicated(model, world.mesh)
     grad_norm = clip_gradients(model, config.grad_clip)
     set_learning_rate(optimizer, lr)
     optimizer.step()
