@@ -152,7 +152,10 @@ class Run:
         facts = {"path": str(made.path), "checksum": made.checksum, "state": VersionState.PENDING, "created_at": 0.0}
         self.database.transact(lambda conn: conn.execute(weight_versions.insert().values(**row, **facts)))
         config = PublishConfig(**VARIANTS[variant])
-        publisher = Publisher(self.url, "admin-key", lambda _: True, config=config, compares=dtype)
+        compares = dtype if self.world.device.type == "cpu" else None  # digests are those of a CPU
+        publisher = Publisher(
+            self.url, "admin-key", lambda _: True, config=config, device=self.world.device, compares=compares
+        )
         start = time.monotonic()
         done = publisher.publish(self.version, 0, made.tensors)
         seconds = time.monotonic() - start

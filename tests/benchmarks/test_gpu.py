@@ -1,4 +1,4 @@
-"""The rehearsal of `make gpu`: parts run in processes of their own, results are kept, deadlines and absences are said."""
+"""The rehearsal of `make gpu`: parts run in processes of their own, results are kept, deadlines hold."""
 
 from __future__ import annotations
 
