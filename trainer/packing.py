@@ -1,7 +1,7 @@
-"""Packs a batch into microbatches of tensors: groups become prefix trees, and trees become rows of a grid.
+"""Packs a batch into microbatches of tensors: groups become prefix trees, and a microbatch is a forest of them.
 
-T: tokens of one trajectory, N: distinct tokens (nodes of the microbatch's tree), B: attention rows, L: row width,
-P: distinct predictions, S: loss tokens.
+T: tokens of one trajectory, N: distinct tokens (nodes of the microbatch's forest), P: distinct predictions, S: loss
+tokens.
 """
 
 from __future__ import annotations
@@ -14,8 +14,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from agentrl.domain.batching import PrefixTree, balance, build_tree, line_up, pack_grids, split_by_budget
+from agentrl.domain.batching import PrefixTree, balance, build_tree, line_up, pack, split_by_budget
 from agentrl.domain.schemas import GREEDY_BELOW, Float32, Int32, TrajectoryTokens
+from agentrl.trainer.attention.tree import Tree
 from agentrl.trainer.masked_outputs import Keys, MaskedOutputs, Places, distinct_predictions, on_device
 
 UNPACKED = 0
@@ -43,7 +44,7 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """Samples of one group that are computed as one tree. Ranks and rows receive whole units."""
+    """Samples of one group that are computed as one tree. Ranks and microbatches receive whole units."""
 
     samples: list[Sample]
     tree: PrefixTree
@@ -61,13 +62,11 @@ class Unit:
 
 @dataclass(slots=True)
 class Microbatch:
-    """One forward pass. In a row, place i attends to place j iff j <= i < ends[j]; padding attends to itself only."""
+    """One forward pass."""
 
     input_ids_N: Tensor  # int64
     positions_N: Tensor  # int64, depth in the tree
-    nodes_BL: Tensor  # int64, the node at each place of each row; 0 in padding
-    ends_BL: Tensor  # int64
-    homes_N: Tensor  # int64, flat index into B × L: the place that computes a node's attention
+    tree: Tree  # which tokens attend to which
     sources_P: Tensor  # int64, the node whose hidden state predicts
     targets_P: Tensor  # int64, the token predicted
     temperatures_P: Tensor  # float32
@@ -83,7 +82,6 @@ class Microbatch:
     sequences: int  # trajectories with loss tokens
     turns: int  # of those, up to the last with loss tokens
     pairs: int  # of a node and one that it attends to
-    depth: int  # of the tree
     proximal_S: Tensor | None = field(default=None)  # float32, set when it is known
     reference_S: Tensor | None = field(default=None)  # float32, where there is a reference policy
     values_S: Tensor | None = field(default=None)  # float32, where there is a critic: its values before the step
@@ -96,7 +94,7 @@ class Microbatch:
         moved: dict[str, Any] = {
             n: on_device(value, device) for n in self.__slots__ if isinstance(value := getattr(self, n), Tensor)
         }
-        return replace(self, **moved, masked=self.masked and self.masked.to(device))
+        return replace(self, **moved, tree=self.tree.to(device), masked=self.masked and self.masked.to(device))
 
 
 def make_units(samples: Sequence[Sample], budget: int) -> list[Unit]:
@@ -119,8 +117,8 @@ def _used_ids(sample: Sample) -> Int32:
     return sample.tokens.input_ids[:last]
 
 
-def plan(units: Sequence[Unit], *, ranks: int, minibatches: int, budget: int) -> list[list[list[list[list[Unit]]]]]:
-    """`plan[minibatch][rank][microbatch][row]` lists the trees of a row.
+def plan(units: Sequence[Unit], *, ranks: int, minibatches: int, budget: int) -> list[list[list[list[Unit]]]]:
+    """`plan[minibatch][rank][microbatch]` lists the trees of a microbatch.
 
     Whole groups go to minibatches, independent of the budget. Trees go to ranks by size, and to microbatches first-fit
     decreasing. Every rank gets the same number of microbatches, since each is collective: a rank with fewer gets empty
@@ -137,14 +135,14 @@ def plan(units: Sequence[Unit], *, ranks: int, minibatches: int, budget: int) ->
             continue
         by_rank = []
         for share in balance([len(u.tree) for u in mine], ranks):
-            grids = pack_grids([len(mine[i].tree) for i in share], budget)
-            by_rank.append([[[mine[share[k]] for k in row] for row in grid] for grid in grids])
+            packed = pack([len(mine[i].tree) for i in share], budget)
+            by_rank.append([[mine[share[k]] for k in part] for part in packed])
         longest = max(len(r) for r in by_rank)
         out.append([r + [[]] * (longest - len(r)) for r in by_rank])
     return out
 
 
-def collate_share(by_rank: Sequence[Sequence[Sequence[Sequence[Unit]]]], rank: int, budget: int) -> list[Microbatch]:
+def collate_share(by_rank: Sequence[Sequence[Sequence[Unit]]], rank: int, budget: int) -> list[Microbatch]:
     """A rank's microbatches of one minibatch of `plan`. All ranks make the same number of forward passes."""
     return [
         collate(share[rank]) if budget != UNPACKED else collate_unpacked(share[rank], max(map(_sequences, share)))
@@ -152,53 +150,34 @@ def collate_share(by_rank: Sequence[Sequence[Sequence[Sequence[Unit]]]], rank: i
     ]
 
 
-def collate(rows: Sequence[Sequence[Unit]]) -> Microbatch:
-    """The tensors of one microbatch. Without rows, a one-token microbatch without loss tokens.
+def collate(units: Sequence[Unit]) -> Microbatch:
+    """The tensors of one microbatch. Without units, a one-token microbatch without loss tokens.
 
-    Merges the trees of all rows, so that a common prefix, such as a system prompt, is computed once.
+    Merges the trees of all units, so that a common prefix, such as a system prompt, is computed once.
     """
-    if not rows:
-        return _microbatch(_EMPTY, [[np.zeros(1, np.int32)]], [])
-    units = [unit for row in rows for unit in row]
+    if not units:
+        return _microbatch(_EMPTY, [])
     samples = [s for unit in units for s in unit.samples]
-    tree = build_tree([_used_ids(s) for s in samples])
-    path_of = dict(zip(map(id, samples), tree.paths, strict=True))
-    nodes = [[np.unique(np.concatenate([path_of[id(s)] for s in unit.samples])) for unit in row] for row in rows]
-    return _microbatch(tree, nodes, samples)
+    return _microbatch(build_tree([_used_ids(s) for s in samples]), samples)
 
 
-def collate_unpacked(rows: Sequence[Sequence[Unit]], passes: int) -> Microbatch:
+def collate_unpacked(units: Sequence[Unit], passes: int) -> Microbatch:
     """The tensors for an unpacked model: one forward pass per sequence, and one-token passes to fill up to `passes`."""
-    samples = [s for row in rows for unit in row for s in unit.samples]
+    samples = [s for unit in units for s in unit.samples]
     filled = line_up([*map(_used_ids, samples), *[np.zeros(1, np.int32)] * (passes - len(samples))])
     lengths = tuple(len(path) for path in filled.paths)
-    return _microbatch(filled, [[np.arange(len(filled), dtype=np.int32)]], samples, lengths)
+    return _microbatch(filled, samples, lengths)
 
 
-def _sequences(rows: Sequence[Sequence[Unit]]) -> int:
-    """How many sequences the rows hold, at least one: every rank must run the blocks."""
-    return max(1, sum(len(unit.samples) for row in rows for unit in row))
+def _sequences(units: Sequence[Unit]) -> int:
+    """How many sequences the units hold, at least one: every rank must run the blocks."""
+    return max(1, sum(len(unit.samples) for unit in units))
 
 
 _EMPTY = build_tree([np.zeros(1, np.int32)])
 
 
-def _microbatch(
-    tree: PrefixTree, nodes: list[list[Int32]], samples: Sequence[Sample], lengths: tuple[int, ...] = ()
-) -> Microbatch:
-    """`nodes[row]` lists, per tree of the row, its nodes in depth-first order."""
-    width = max(sum(len(part) for part in row) for row in nodes)
-    nodes_BL = np.zeros((len(nodes), width), np.int64)
-    ends_BL = np.tile(np.arange(1, width + 1), (len(nodes), 1))
-    homes_N = np.empty(len(tree), np.int64)
-    for r, row in enumerate(nodes):
-        at = 0
-        for part in row:
-            here = slice(at, at + len(part))
-            nodes_BL[r, here] = part
-            ends_BL[r, here] = at + np.searchsorted(part, tree.ends[part])
-            homes_N[part] = np.arange(r * width + at, r * width + at + len(part))
-            at += len(part)
+def _microbatch(tree: PrefixTree, samples: Sequence[Sample], lengths: tuple[int, ...] = ()) -> Microbatch:
     masks = [np.flatnonzero(s.tokens.loss_mask) for s in samples]
     others = [np.flatnonzero(s.tokens.masked_outputs) if s.measured else np.empty(0, np.int64) for s in samples]
     keys, count, places = distinct_predictions(_keys(samples, tree, masks), _keys(samples, tree, others))
@@ -215,9 +194,9 @@ def _microbatch(
         return torch.from_numpy(np.concatenate([np.empty(0, dtype), *arrays]).astype(dtype))
 
     def known(name: str) -> Tensor | None:
-        """The attribute at loss tokens; None where samples do not have it."""
+        """The attribute at loss tokens; None where samples do not have it; empty without samples."""
         arrays = [getattr(s, name) for s in samples]
-        if not arrays or arrays[0] is None:
+        if arrays and arrays[0] is None:
             return None
         return joined((array[w] for array, w in zip(arrays, masks, strict=True)), np.float32)
 
@@ -226,9 +205,7 @@ def _microbatch(
     return Microbatch(
         input_ids_N=torch.from_numpy(tree.token_ids.astype(np.int64)),
         positions_N=torch.from_numpy(tree.positions.astype(np.int64)),
-        nodes_BL=torch.from_numpy(nodes_BL),
-        ends_BL=torch.from_numpy(ends_BL),
-        homes_N=torch.from_numpy(homes_N),
+        tree=Tree(tree.ends, tree.positions),
         sources_P=torch.from_numpy(distinct[:, 0].astype(np.int64)),
         targets_P=torch.from_numpy(distinct[:, 1].astype(np.int64)),
         temperatures_P=torch.from_numpy(distinct[:, 2].astype(np.float32)),
@@ -244,7 +221,6 @@ def _microbatch(
         sequences=_rows(trajectories_S),
         turns=_rows(turns_S),
         pairs=int(tree.positions.sum(dtype=np.int64)) + len(tree),
-        depth=int(tree.positions.max()) + 1,
         proximal_S=known("proximal"),
         reference_S=known("reference"),
         values_S=known("values"),

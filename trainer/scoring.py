@@ -86,8 +86,8 @@ class Scorer:
         self._budget, self._world = budget, world
 
     @cached_property
-    def _planned(self) -> list[list[list[list[Unit]]]]:
-        """Units by rank, microbatch and row."""
+    def _planned(self) -> list[list[list[Unit]]]:
+        """Units by rank and microbatch."""
         units = make_units(self._samples, self._budget)
         minibatches = plan(units, ranks=self._world.data_size, minibatches=1, budget=self._budget)
         return minibatches[0] if minibatches else [[]] * self._world.data_size
@@ -103,7 +103,7 @@ class Scorer:
         mine = [model(m)[m.predictions_S].float() for m in self._microbatches]
         joined = self._world.gather(torch.cat(mine) if mine else torch.empty(0)).numpy()
         at, found = 0, {}
-        for sample in (s for rank in self._planned for rows in rank for row in rows for u in row for s in u.samples):
+        for sample in (s for rank in self._planned for units in rank for u in units for s in u.samples):
             mask = sample.tokens.loss_mask
             scores = found[id(sample)] = np.zeros(len(mask), np.float32)
             scores[mask] = joined[at : (at := at + int(mask.sum()))]

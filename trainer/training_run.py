@@ -39,7 +39,7 @@ from agentrl.trainer.optimizer import make_optimizer
 from agentrl.trainer.packing import Sample
 from agentrl.trainer.publish import weights
 from agentrl.trainer.publish.publish_client import Publisher
-from agentrl.trainer.run import gpu_turn
+from agentrl.trainer.run import gpu_turn, over_budget
 from agentrl.trainer.run.publish_step import publish
 from agentrl.trainer.run.resume import resume
 from agentrl.trainer.run.saved_step import Saved, finish_writing, remove_old, save
@@ -300,9 +300,11 @@ def next_batch(t: Trainer, should_accept: ShouldAccept | None = None) -> tuple[B
     while True:
         stopping = t.stop.is_set() or t.lineage.is_stopping()
         batch = None if stopping else t.lineage.wait_for_batch(t.step + 1, HEARTBEAT_S, t.stop.wait)
-        if batch is not None and should_accept is not None and (reasons := refused(batch, should_accept)):
-            t.lineage.refuse(batch, reasons)
-            batch = None
+        if batch is not None:
+            reasons = refused(batch, should_accept) if should_accept is not None else {}
+            if reasons := over_budget.refused_groups(t, batch.trajectories) | reasons:
+                t.lineage.refuse(batch, reasons)
+                batch = None
         batch, stopping = t.world.share((batch, stopping))
         if stopping:
             return None, 0.0

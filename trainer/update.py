@@ -33,10 +33,10 @@ from agentrl.trainer.metrics.step_stats import StepStats, mean
 from agentrl.trainer.models.critic import Learner, explained_variance
 from agentrl.trainer.models.policy import Body, Policy
 from agentrl.trainer.models.sharding import backward, reshard
-from agentrl.trainer.models.tensor_parallel import average_replicated
 from agentrl.trainer.nonfinite import NonFinite, OnNonFinite, culprits, stop
 from agentrl.trainer.optimizer import clip_gradients
 from agentrl.trainer.packing import Microbatch, Sample, Unit, collate_share, make_units, plan
+from agentrl.trainer.parallel.tensor_parallel import average_replicated
 
 
 @dataclass(frozen=True, slots=True)

@@ -79,7 +79,8 @@ def trainer(
     stop.install()
     model = resolve_model(run.model)
     ranks = run.resources.trainer
-    with told(), join_world(run.trainer.device, run.trainer.threads, ranks.replicas, ranks.tensor) as world:
+    groups = (ranks.replicas, ranks.tensor, ranks.context, ranks.experts)
+    with told(), join_world(run.trainer.device, run.trainer.threads, *groups) as world:
 
         def trained(lineage: Lineage, publisher: Publisher | None) -> bool:
             if run.trainer.script is None:

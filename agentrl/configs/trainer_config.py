@@ -26,7 +26,7 @@ class AdapterConfig(Section):
     """Scale of an adapter: its product is multiplied by alpha / rank."""
     targets: Annotated[list[str], Field(min_length=1)] = Field(default_factory=lambda: [ALL_LINEAR])
     """Names of the linear layers that get an adapter, for example `q_proj`; `all-linear`: all except the
-    output head.
+    output head. Experts of a mixture that are one tensor get none.
     """
 
 
@@ -64,8 +64,8 @@ class UpdateConfig(Section):
     """Train only the top N decoder blocks and the final norm; null: train all layers."""
     lora: AdapterConfig = AdapterConfig()
     tokens_per_microbatch: Positive | Auto = "auto"
-    """Packing budget: tokens per forward pass. `auto`: 4,096 on a CPU; on a GPU what its memory holds beside the model.
-    A model without packing takes one sequence of any length.
+    """Packing budget: tokens per forward pass and context rank. `auto`: 4,096 on a CPU; on a GPU what its memory holds
+    beside the model. A model without packing takes one sequence of any length.
     """
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """`auto` uses CUDA when torch finds a GPU."""
@@ -73,11 +73,19 @@ class UpdateConfig(Section):
     """Compute type; master weights are float32. `auto`: `bfloat16` on a GPU, `float32` on a CPU; a run keeps the type
     that it began with.
     """
+    attention: Literal["auto", "split", "flex"] = "auto"
+    """Attention of packed sequences: `split` in pieces, on any device; `flex` by FlexAttention, compiled for a GPU;
+    `auto`: `flex` on CUDA, `split` on a CPU.
+    """
     threads: NonNegative = 0
     """CPU threads per rank; 0: torch's default."""
     activation_checkpointing: bool = False
     """Keep only the input of each decoder block and recompute the block in the backward pass: less memory,
     more time.
+    """
+    activation_offload: bool = False
+    """Keep the inputs of checkpointed blocks in pinned CPU memory until the backward pass (CUDA only; with
+    `activation_checkpointing`): memory for activations no longer grows with the number of blocks.
     """
     keep_gathered: bool = False
     """With several ranks, gather weights once per update, keep them until the last microbatch, and reduce gradients
@@ -96,11 +104,13 @@ class UpdateConfig(Section):
     def _one_part_is_trained(self) -> Self:
         if self.lora.rank and self.train_layers:
             raise ValueError("lora and train_layers cannot be combined")
+        if self.activation_offload and not self.activation_checkpointing:
+            raise ValueError("activation_offload needs activation_checkpointing: true")
         return self
 
     @property
     def token_budget(self) -> int:
-        """`tokens_per_microbatch` as a number. A trainer on a GPU first replaces `auto` (`trainer/run/started.py`)."""
+        """`tokens_per_microbatch` as a number. A trainer on a GPU first replaces `auto` (`trainer/run/trainer_start.py`)."""
         return CPU_TOKENS if self.tokens_per_microbatch == "auto" else self.tokens_per_microbatch
 
 
@@ -108,10 +118,14 @@ CHANGEABLE_OF_TRAINER = (
     "resources.trainer.ranks",
     "resources.trainer.replicas",
     "resources.trainer.tensor",
+    "resources.trainer.context",
+    "resources.trainer.experts",
     "trainer.device",
     "trainer.threads",
+    "trainer.attention",
     "trainer.tokens_per_microbatch",
     "trainer.activation_checkpointing",
+    "trainer.activation_offload",
     "trainer.keep_gathered",
     "trainer.cpu_offload",
     "trainer.checkpoint_every",
@@ -143,6 +157,10 @@ class TrainerConfig(UpdateConfig):
     stale_policy: Literal["mask", "drop"] = "mask"
     """Treatment of older tokens: `mask` removes them from the loss; `drop` removes their trajectory and keeps its
     reward.
+    """
+    over_budget: Literal["compute", "refuse"] = "compute"
+    """Treatment of a trajectory with more tokens than `tokens_per_microbatch` × `resources.trainer.context`: `compute`
+    trains it in a microbatch of its own; `refuse` never trains its group, and another group takes the place.
     """
     minibatches: Positive = 1
     """Optimizer updates per step; the batch is split into whole groups."""

@@ -113,30 +113,16 @@ def balance(sizes: Sequence[int], bins: int) -> list[list[int]]:
     return out
 
 
-def pack_grids(sizes: Sequence[int], budget: int) -> list[list[list[int]]]:
-    """First-fit decreasing of items into grids of rows: `grids[g][r]` lists the items of one row.
-
-    A grid is one forward pass: rows × width <= budget, where width is its largest item (an item larger than the budget
-    gets a grid of one row). Rows of equal width keep attention quadratic in one tree, not in the whole batch.
-    """
-    left = sorted(range(len(sizes)), key=lambda i: (-sizes[i], i))
-    grids: list[list[list[int]]] = []
-    while left:
-        width = sizes[left[0]]
-        max_rows = max(1, budget // width)
-        rows: list[list[int]] = []
-        free: list[int] = []
-        rest: list[int] = []
-        for i in left:
-            fit = next((r for r, room in enumerate(free) if sizes[i] <= room), None)
-            if fit is not None:
-                rows[fit].append(i)
-                free[fit] -= sizes[i]
-            elif len(rows) < max_rows:
-                rows.append([i])
-                free.append(width - sizes[i])
-            else:
-                rest.append(i)
-        grids.append(rows)
-        left = rest
-    return grids
+def pack(sizes: Sequence[int], budget: int) -> list[list[int]]:
+    """First-fit decreasing of items into parts of at most `budget`; a larger item is a part by itself."""
+    parts: list[list[int]] = []
+    free: list[int] = []
+    for i in sorted(range(len(sizes)), key=lambda i: (-sizes[i], i)):
+        fit = next((p for p, room in enumerate(free) if sizes[i] <= room), None)
+        if fit is None:
+            parts.append([i])
+            free.append(budget - sizes[i])
+        else:
+            parts[fit].append(i)
+            free[fit] -= sizes[i]
+    return parts

@@ -6,9 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from agentrl.domain.batching import pack_grids
 from agentrl.domain.schemas import PROMPT_VERSION, Int32, TrajectoryTokens
-from agentrl.trainer.packing import Sample, Unit, make_units, plan
+from agentrl.trainer.packing import Sample, make_units, plan
 
 FIRST_TOKEN = 3
 """The lowest id of ordinary tokens. The ids below are padding, start and end."""
@@ -93,7 +92,7 @@ def trajectory(group: str, name: str, prompt: Int32, output: Int32, vocabulary: 
 def split(samples: list[Sample], minibatches: int, budget: int) -> list[list[Sample]]:
     """The samples of each minibatch, as our trainer chooses them. All variants use the same minibatches."""
     planned = plan(make_units(samples, budget), ranks=1, minibatches=minibatches, budget=budget)
-    return [[s for grid in ranks[0] for row in grid for unit in row for s in unit.samples] for ranks in planned]
+    return [[s for units in ranks[0] for unit in units for s in unit.samples] for ranks in planned]
 
 
 def rows_within(count: int, width: int, budget: int) -> int:
@@ -107,30 +106,22 @@ class Counts:
 
     tokens: int  # of all trajectories, with prompts and without padding; tokens per second count these
     distinct: int  # tokens that must be computed: shared prompts once, none after the last prediction
-    places: int  # places of our attention grids
     padded: int  # tokens of a rectangle, with prompts and outputs padded to the longest of each
     loss_tokens: int
 
 
 def count(samples: list[Sample], minibatches: int, budget: int) -> Counts:
     """Count the tokens to compute, with and without padding."""
-    distinct = places = 0
+    distinct = 0
     for part in split(samples, minibatches, budget):
         units = make_units(part, budget)
         distinct += sum(len(u.tree) for u in units)
-        places += _places(units, budget)
     prompts = [int(np.argmax(s.tokens.loss_mask)) for s in samples]
     totals = [len(s.tokens.input_ids) for s in samples]
     longest = max(prompts) + max(t - p for t, p in zip(totals, prompts, strict=True))
     return Counts(
         tokens=sum(totals),
         distinct=distinct,
-        places=places,
         padded=len(samples) * longest,
         loss_tokens=sum(int(s.tokens.loss_mask.sum()) for s in samples),
     )
-
-
-def _places(units: list[Unit], budget: int) -> int:
-    sizes = [len(u.tree) for u in units]
-    return sum(len(grid) * max(sum(sizes[i] for i in row) for row in grid) for grid in pack_grids(sizes, budget))

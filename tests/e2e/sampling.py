@@ -59,7 +59,7 @@ async def sampled(url: str, model: Path, temperature: float) -> list[TrajectoryT
 def gaps(policy: Policy, found: list[TrajectoryTokens]) -> np.ndarray[Any, Any]:
     """|recorded − computed| logprob of all loss tokens."""
     samples = [Sample(t, np.zeros(len(t.input_ids), np.float32)) for t in found]
-    batch = collate([make_units(samples, 4096)])
+    batch = collate(make_units(samples, 4096))
     with torch.no_grad():
         computed_S = policy(batch)[0][batch.predictions_S]
     gaps_S: np.ndarray[Any, Any] = (computed_S - batch.behavior_S).abs().numpy()

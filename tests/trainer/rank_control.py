@@ -21,8 +21,8 @@ from agentrl.configs.trainer_config import TrainerConfig
 from agentrl.trainer import distributed
 from agentrl.trainer.distributed import World, join_world
 from agentrl.trainer.models.run_models import make_models
-from agentrl.trainer.models.tensor_parallel import _is_replicated, average_replicated
 from agentrl.trainer.optimizer import make_optimizer
+from agentrl.trainer.parallel.tensor_parallel import _is_replicated, average_replicated
 from agentrl.trainer.update import update_policy
 
 GLOO_S = 3.0
@@ -33,7 +33,12 @@ def beats(world: World) -> None:
         dist.distributed_c10d._set_pg_timeout(timedelta(seconds=GLOO_S), group)
     distributed.HEARTBEAT_S = 0.3
     start = time.monotonic()
-    assert world.from_leader(lambda: (time.sleep(1.5 * GLOO_S), "made")[1]) == "made"
+
+    def work() -> str:
+        time.sleep(1.5 * GLOO_S)
+        return "made"
+
+    assert world.from_leader(work) == "made"
     made = world.only_leader(lambda: world.rank)
     assert made == (0 if world.leads else None)
     assert time.monotonic() - start > GLOO_S

@@ -13,7 +13,7 @@ def test_ranks_wait_for_rank_0_longer_than_a_collective_may_take(tmp_path: Path)
 
 
 def test_tensor_ranks_average_what_they_hold_alike(tmp_path: Path) -> None:
-    from models.test_tensor_parallel import save
+    from parallel.test_tensor_parallel import save
 
     run_ranks("rank_control.py", 4, "averages", save("Qwen3", tmp_path / "model"))
 

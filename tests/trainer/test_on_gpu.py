@@ -13,12 +13,13 @@ from support import AGES, random_samples, save_tiny_model
 
 from agentrl.configs.trainer_config import TrainerConfig
 from agentrl.trainer import update
-from agentrl.trainer.distributed import World, _mesh
+from agentrl.trainer.distributed import World
 from agentrl.trainer.kernels import fused_norms
 from agentrl.trainer.models import run_models
 from agentrl.trainer.models.head import logits_of
 from agentrl.trainer.models.onednn import add_weight_gradient
 from agentrl.trainer.optimizer import make_optimizer
+from agentrl.trainer.parallel.mesh import make_mesh
 from agentrl.trainer.scoring import make_samples
 
 pytestmark = pytest.mark.gpu
@@ -54,7 +55,7 @@ def step(folder: Path, world: World, **settings: Any) -> dict[str, float]:
 @pytest.mark.parametrize("settings", [{}, {"algorithm": {"preset": "ppo", "kl_coef": 0.1}}], ids=["grpo", "ppo"])
 def test_a_step_equals_the_cpus(settings: dict[str, Any], on_gpu: World, tmp_path: Path) -> None:
     folder = save_tiny_model(tmp_path)
-    cpu = replace(on_gpu, device=torch.device("cpu"), mesh=_mesh("cpu", 1, 1, 1))
+    cpu = replace(on_gpu, device=torch.device("cpu"), mesh=make_mesh("cpu", 1))
     torch.backends.cuda.matmul.allow_tf32 = False
     models_on_cpu = TrainerConfig(tokens_per_microbatch=40, grad_clip=1e9, dtype="float32", **settings)
     expected = _step_on_cpu(folder, cpu, models_on_cpu)

@@ -121,7 +121,7 @@ def near_policy(model: Path, world: World, samples: list[Sample]) -> list[Sample
     near = []
     for sample in samples:
         (unit,) = make_units([sample], 4096)
-        batch = collate([[unit]])
+        batch = collate([unit])
         with torch.no_grad():
             logprobs = policy(batch)[0][batch.predictions_S].numpy()
         far = rng.random(len(logprobs)) < 0.1

@@ -19,7 +19,8 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from agentrl.errors import ModelFolderError
-from agentrl.trainer.models import attention, tensor_naming
+from agentrl.trainer.attention import tree_attention
+from agentrl.trainer.models import tensor_naming
 from agentrl.trainer.models.rank_parts import read
 from agentrl.trainer.models.tensor_files import files_of, opened
 from agentrl.trainer.models.tensor_naming import Names
@@ -36,7 +37,7 @@ def build(folder: Path) -> tuple[Any, Names]:
     """
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    attention.register()
+    tree_attention.register()
     if not (folder / "config.json").is_file():
         raise ModelFolderError(f"model folder {folder} has no config.json")
     config = AutoConfig.from_pretrained(folder, local_files_only=True)

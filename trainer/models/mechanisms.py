@@ -1,9 +1,9 @@
 """Reads from a model's configuration and modules how it mixes tokens and how it computes logits.
 
-Rows of a prefix tree are exact for full attention and for sliding windows, with positions that do not depend on other
+Forests of prefix trees are exact for full attention and for sliding windows, with positions that do not depend on other
 sequences. They are not exact for three mechanisms:
 
-    recurrent layers    hand a state to the next token of the row, which may belong to another sequence
+    recurrent layers    hand a state to the next token of the forest, which may belong to another sequence
     chunked attention   does not tell the attention function about its chunks
     longrope            chooses its frequencies by the longest of all sequences together
 
@@ -20,7 +20,7 @@ from torch import nn
 PLAIN = "eager"
 """transformers' name for the attention in a model's own file."""
 PACKED = {"full_attention", "sliding_attention", "attention"}
-"""Layer types for which rows of a prefix tree are exact."""
+"""Layer types for which forests are exact."""
 FEED_FORWARD = {"dense", "sparse", "mlp", "moe"}
 """Layer types that do not mix tokens."""
 MULTIPLIED = ("logit_scale", "lm_head_multiplier")

@@ -2,7 +2,7 @@
 
     two sequences with a common prefix ─► transformers' own forward of each ─► fails, not causal, other logits: refused
         │
-        ├─► a mechanism for which rows of a prefix tree are not exact (mechanisms.py): unpacked
+        ├─► a mechanism for which forests are not exact (mechanisms.py): unpacked
         └─► packed along their tree ─► hidden states differ from those of each alone: unpacked
                                     └► the same: packed
 
@@ -115,17 +115,13 @@ def _difference(
     batch, paths = _packed(sequences)
     batch = batch.to(device)
 
-    def compute() -> tuple[Tensor, set[int]]:
-        rows = model.rows(batch)
-        return model.packed(batch, rows), set(rows.windows)
-
     try:
-        packed_NH, windows = model.within(compute)
+        packed_NH = model.within(lambda: model.packed(batch))
     except torch.OutOfMemoryError:
         raise
     except FAILURES as error:
-        return f"{type(model.lm).__name__} does not take packed rows: {_line(error)}"
-    if (window := mechanisms.window(model.lm)) and window not in windows:
+        return f"{type(model.lm).__name__} does not take packed sequences: {_line(error)}"
+    if (window := mechanisms.window(model.lm)) and window not in batch.tree.windows:
         return f"its window of {window} tokens is not told to attention"
     prefix = _common(sequences)
     tails = [(packed_NH[path[prefix:]], found[prefix:]) for path, found in zip(paths, alone, strict=True)]
@@ -153,7 +149,7 @@ def _rounding(model: Body, sequences: list[list[int]], alone: list[Tensor], devi
 def _packed(sequences: list[list[int]]) -> tuple[Microbatch, list[Tensor]]:
     """The microbatch of both sequences, and the places of each in it."""
     (unit,) = make_units([_sample(i, ids) for i, ids in enumerate(sequences)], 10**9)
-    return collate([[unit]]), [torch.from_numpy(path.astype(np.int64)) for path in _paths(unit)]
+    return collate([unit]), [torch.from_numpy(path.astype(np.int64)) for path in _paths(unit)]
 
 
 def _paths(unit: Unit) -> list[np.ndarray[Any, Any]]:

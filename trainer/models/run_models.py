@@ -42,9 +42,11 @@ def load(wrap: Callable[[Any], AnyBody], base_model: Path, config: UpdateConfig,
         train_layers=config.train_layers,
         dtype=torch.bfloat16 if config.dtype == "bfloat16" else torch.float32,
         activation_checkpointing=config.activation_checkpointing,
+        activation_offload=config.activation_offload,
         cpu_offload=config.cpu_offload,
         keep_gathered=config.keep_gathered,
         adapter=config.lora,
+        attention=config.attention,
     )
 
 

@@ -17,6 +17,7 @@ from agentrl.trainer.metrics.flops import peak_flops
 from agentrl.trainer.metrics.metric_sinks import Sinks, wanted
 from agentrl.trainer.metrics.sample_tables import table_of
 from agentrl.trainer.packing import Sample
+from agentrl.trainer.run import over_budget
 from agentrl.trainer.run.trainer_state import Trainer, say
 
 
@@ -31,6 +32,7 @@ def step_metrics(
         **batch_metrics(batch, samples),
         **outcome_metrics(batch, t.lineage.facts(batch)),
         **mfu,
+        "over_budget_trajectories": over_budget.report(t, batch.trajectories),
         "tokens_per_s": update["tokens_trained"] / train_s,
         "time/wait_for_batch": waited_s,
         "time/wait_for_policy": t.publish_s,

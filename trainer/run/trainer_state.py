@@ -49,6 +49,7 @@ class Trainer:
     writing: Writing | None = None  # a checkpoint that is being written
     pace: CheckpointPace = field(init=False)  # of checkpoints
     publish_s: float = 0.0
+    warned_over_budget: bool = False
     renewal: Renewal | None = None  # of the lease on the GPUs' memory, on rank 0
     sinks: Sinks = field(default_factory=Sinks.none)
     evaluations: EvaluationReports = field(default_factory=EvaluationReports.none)

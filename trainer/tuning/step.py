@@ -15,9 +15,9 @@ from agentrl.trainer.distributed import World
 from agentrl.trainer.learning_rate import set_learning_rate
 from agentrl.trainer.models.policy import Body
 from agentrl.trainer.models.sharding import backward, reshard
-from agentrl.trainer.models.tensor_parallel import average_replicated
 from agentrl.trainer.optimizer import clip_gradients
 from agentrl.trainer.packing import Microbatch, Sample, collate_share, plan
+from agentrl.trainer.parallel.tensor_parallel import average_replicated
 from agentrl.trainer.tuning.items import Item
 from agentrl.trainer.tuning.methods import Method
 
@@ -115,8 +115,8 @@ def _work(model: Body, items: Sequence[Item], method: Method, config: TuningTrai
     (by_rank,) = plan(method.units(items, budget), ranks=world.data_size, minibatches=1, budget=budget)
     made = collate_share(by_rank, world.data_rank, budget)
     return [
-        ([sample for row in rows for unit in row for sample in unit.samples], m.to(world.device))
-        for rows, m in zip(by_rank[world.data_rank], made, strict=True)
+        ([sample for unit in units for sample in unit.samples], m.to(world.device))
+        for units, m in zip(by_rank[world.data_rank], made, strict=True)
     ]
 
 

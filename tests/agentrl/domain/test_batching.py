@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentrl.domain.batching import PrefixTree, balance, build_tree, line_up, pack_grids, split_by_budget
+from agentrl.domain.batching import PrefixTree, balance, build_tree, line_up, pack, split_by_budget
 
 sequences = st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=8), min_size=1, max_size=8)
 sizes = st.lists(st.integers(1, 20), min_size=1, max_size=20)
@@ -89,18 +89,15 @@ def test_balance_places_the_largest_first() -> None:
 
 
 @given(sizes, st.integers(1, 60))
-def test_grids_keep_rows_in_width_and_area_in_budget(items: list[int], budget: int) -> None:
-    grids = pack_grids(items, budget)
-    assert sorted(i for grid in grids for row in grid for i in row) == list(range(len(items)))
-    for grid in grids:
-        width = max(sum(items[i] for i in row) for row in grid)
-        assert width == max(items[i] for row in grid for i in row)
-        assert len(grid) == 1 or width * len(grid) <= budget
+def test_parts_are_within_the_budget_or_one_larger_item(items: list[int], budget: int) -> None:
+    parts = pack(items, budget)
+    assert sorted(i for part in parts for i in part) == list(range(len(items)))
+    assert all(len(part) == 1 or sum(items[i] for i in part) <= budget for part in parts)
 
 
 @pytest.mark.parametrize(
-    ("items", "budget", "grids"),
-    [([5, 3, 2], 10, [[[0], [1, 2]]]), ([5, 3, 3], 5, [[[0]], [[1]], [[2]]])],
+    ("items", "budget", "parts"),
+    [([3, 2, 5], 8, [[2, 0], [1]]), ([5, 3, 2, 2], 6, [[0], [1, 2], [3]]), ([9, 1], 5, [[0], [1]])],
 )
-def test_first_fit_decreasing(items: list[int], budget: int, grids: list[list[list[int]]]) -> None:
-    assert pack_grids(items, budget) == grids
+def test_first_fit_decreasing(items: list[int], budget: int, parts: list[list[int]]) -> None:
+    assert pack(items, budget) == parts

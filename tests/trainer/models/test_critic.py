@@ -156,7 +156,7 @@ def judged(model: Path, world: World, critic: Critic) -> list[Any]:
 def test_a_new_critic_predicts_zero(tiny_model: Path, world: World) -> None:
     critic = load_sharded(Critic, tiny_model, world.mesh)
     with torch.no_grad():
-        assert not critic(collate([make_units(random_samples(), 4096)])).any()
+        assert not critic(collate(make_units(random_samples(), 4096))).any()
     samples = judged(tiny_model, world, critic)
     assert explained_variance(samples) == pytest.approx(0)
 

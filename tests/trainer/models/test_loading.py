@@ -16,13 +16,12 @@ from support import random_samples
 
 from agentrl.errors import ModelFolderError
 from agentrl.trainer.distributed import World
-from agentrl.trainer.models.attention import Rows, tree_mask
 from agentrl.trainer.models.critic import Critic
 from agentrl.trainer.models.loading import build, fill
 from agentrl.trainer.models.policy import Body, Policy
 from agentrl.trainer.models.sharding import load_sharded
 from agentrl.trainer.models.tensor_files import INDEX, SINGLE
-from agentrl.trainer.packing import Microbatch, collate, make_units
+from agentrl.trainer.packing import collate, make_units
 from agentrl.trainer.tuning.reward_model import RewardModel
 
 
@@ -120,13 +119,7 @@ def test_no_tensor_stays_on_the_cpu_when_another_device_computes(
     fill(model, lm, tmp_path, names, torch.device("meta"), torch.device("meta"))
     tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
     assert {name for name, tensor in tensors.items() if not tensor.is_meta} == set()
-    batch = collate([make_units(random_samples(), 4096)])
-    depth = int(batch.positions_N.max()) + 1
-
-    def rows(b: Microbatch) -> Rows:
-        return Rows(b.nodes_BL, b.homes_N, tree_mask(b.ends_BL, torch.float32), b.positions_N, depth)
-
-    monkeypatch.setattr(model, "rows", rows)
+    batch = collate(make_units(random_samples(), 4096))
     model.read()
     out = model(batch.to(torch.device("meta")))  # a tensor of another device would be refused
     assert all(found.is_meta for found in (out if isinstance(out, tuple) else (out,)))

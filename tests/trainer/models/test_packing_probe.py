@@ -19,9 +19,10 @@ from support import VOCABULARY, random_trajectory
 from torch import Tensor
 
 from agentrl.errors import ModelFolderError, UnknownAttention
+from agentrl.trainer.attention.tree import Tree
+from agentrl.trainer.attention.tree_attention import SPLIT, register, tree_attention
 from agentrl.trainer.distributed import World
-from agentrl.trainer.models import attention, mechanisms
-from agentrl.trainer.models.attention import Rows, tree_attention, tree_mask
+from agentrl.trainer.models import mechanisms
 from agentrl.trainer.models.policy import Policy
 from agentrl.trainer.models.sharding import load_sharded
 from agentrl.trainer.packing import Sample, collate_share, make_units, plan
@@ -119,7 +120,7 @@ def test_an_unknown_mechanism_is_found_by_comparing(
 ) -> None:
     with patch.object(mechanisms, "unpackable", lambda _: ""):
         policy = load_sharded(Policy, save_family(name, tmp_path), world.mesh, dtype=dtype)
-    assert re.search("off by|does not take packed rows", policy.unpacked)
+    assert re.search("off by|does not take packed sequences", policy.unpacked)
 
 
 @pytest.mark.parametrize("name", ["Llama", "Qwen3-MoE", "Gemma 3", "gpt-oss", "GPT-2"])
@@ -213,12 +214,10 @@ def test_attention_accepts_arguments_without_effect() -> None:
 
 def attend(arguments: dict[str, Any], *, changed: bool = False) -> Tensor:
     """Three tokens of one sequence, two heads of size four."""
-    places = torch.arange(3)
-    mask = tree_mask(torch.full((1, 3), 3), torch.float32)
-    rows = Rows(places[None], places, mask, places, 3)
+    tree = Tree(np.full(3, 3, np.int32), np.arange(3, dtype=np.int32))
     q, k, v = torch.randn(3, 1, 2, 3, 4, generator=torch.Generator().manual_seed(0))
-    given = mask.clone() if changed else mask
-    return tree_attention(torch.nn.Identity(), q, k, v, given, rows=rows, **arguments)[0]
+    given = tree.marker.clone() if changed else tree.marker
+    return tree_attention(torch.nn.Identity(), q, k, v, given, tree=tree, **arguments)[0]
 
 
 # -- on several ranks ------------------------------------------------------------------------------------------------
@@ -237,5 +236,5 @@ def test_two_ranks_decide_alike_and_compute_the_same_step_as_one(tmp_path: Path,
 def test_the_attention_function_is_registered_under_its_own_name() -> None:
     from transformers import AttentionInterface
 
-    attention.register()
-    assert AttentionInterface()[attention.NAME] is tree_attention
+    register()
+    assert AttentionInterface()[SPLIT] is tree_attention

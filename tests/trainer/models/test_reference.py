@@ -37,7 +37,7 @@ TRAINED: dict[str, dict[str, Any]] = {
 
 
 def batch() -> Microbatch:
-    return collate([make_units(random_samples(), 4096)])
+    return collate(make_units(random_samples(), 4096))
 
 
 @torch.no_grad()
@@ -152,7 +152,7 @@ def test_scores_are_placed_at_their_own_tokens(tiny_model: Path, other_model: Pa
     _, samples = judged(tiny_model, other_model, world, Algorithm(kl_coef=0.1))
     other = load_sharded(Policy, other_model, world.mesh)
     for sample in samples:
-        alone = collate([make_units([sample], 4096)])
+        alone = collate(make_units([sample], 4096))
         with torch.no_grad():
             expected = other(alone)[0][alone.predictions_S]
         np.testing.assert_allclose(sample.reference[sample.tokens.loss_mask], expected, atol=1e-5)

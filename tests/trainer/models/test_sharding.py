@@ -16,7 +16,7 @@ from agentrl.trainer.packing import Microbatch, collate, make_units
 
 
 def microbatch(seed: int = 0) -> Microbatch:
-    return collate([make_units(random_samples(seed), 4096)])
+    return collate(make_units(random_samples(seed), 4096))
 
 
 def kept_bytes(policy: Policy, batch: Microbatch) -> int:

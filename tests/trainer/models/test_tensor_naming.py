@@ -40,7 +40,7 @@ def trained(folder: Path, world: World, adapter: LoraConfig | None = None) -> Po
 @torch.no_grad()
 def ours(policy: Policy) -> torch.Tensor:
     """Logprobs of all loss tokens, sample by sample."""
-    parts = [collate([make_units([sample], 4096)]) for sample in random_samples(7, groups=1)]
+    parts = [collate(make_units([sample], 4096)) for sample in random_samples(7, groups=1)]
     return torch.cat([policy(m)[0][m.predictions_S] for m in parts])
 
 

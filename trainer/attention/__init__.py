@@ -1,0 +1,1 @@
+"""Attention over the forest of a microbatch, in memory that grows linearly with its tokens."""

@@ -1,0 +1,72 @@
+"""Attention along a forest by kernels that need a GPU: FlexAttention, and flash attention where nothing is shared.
+
+FlexAttention compiles one kernel for all forests: it skips the blocks that nobody sees, and masks those seen in part.
+h: query heads, g: key and value heads, d: head size, N: tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.attention.flex_attention import BlockMask, flex_attention
+
+from agentrl.trainer.attention.kernels import HALF
+from agentrl.trainer.attention.tree import Tree
+
+LARGEST_HEAD = 256
+"""Largest head of flash attention."""
+
+
+def flex(
+    q_1hNd: Tensor, k_1gNd: Tensor, v_1gNd: Tensor, tree: Tree, window: int | None, scale: float, sinks_h: Tensor | None
+) -> Tensor:
+    """(1, h, N, d) the attention of every token to its ancestors and itself, within `window` if there is one."""
+    grouped = k_1gNd.shape[1] != q_1hNd.shape[1]
+    mask = tree.blocks(window)
+    assert isinstance(mask, BlockMask)
+    out_1hNd, lse_1hN = compiled()(
+        q_1hNd, k_1gNd, v_1gNd, block_mask=mask, scale=scale, enable_gqa=grouped, return_lse=True
+    )
+    if sinks_h is not None:  # a logit without a value
+        share_1hN = torch.sigmoid(lse_1hN - sinks_h[None, :, None].float())
+        out_1hNd = out_1hNd * share_1hN[..., None].to(out_1hNd.dtype)
+    found: Tensor = out_1hNd
+    return found
+
+
+@cache
+def compiled() -> Callable[..., Any]:
+    """FlexAttention, compiled once for any number of tokens."""
+    return torch.compile(flex_attention, dynamic=True)
+
+
+def takes_sequences(q_1hNd: Tensor, v_1gNd: Tensor, tree: Tree, sinks_h: Tensor | None) -> bool:
+    """Whether `sequences` can compute this: 16 bits on a GPU, and no token in two sequences."""
+    size = q_1hNd.shape[-1]
+    flash = q_1hNd.device.type == "cuda" and q_1hNd.dtype in HALF and size % 8 == 0 and size <= LARGEST_HEAD
+    return flash and v_1gNd.shape[-1] == size and sinks_h is None and all(c.parent < 0 for c in tree.chains)
+
+
+def sequences(q_1hNd: Tensor, k_1gNd: Tensor, v_1gNd: Tensor, tree: Tree, window: int | None, scale: float) -> Tensor:
+    """(1, h, N, d) causal attention within each sequence, by one call of flash attention."""
+    from torch.nn.attention.varlen import varlen_attn
+
+    starts, longest = tree.sequence_starts()
+    out_Nhd = varlen_attn(
+        q_1hNd[0].transpose(0, 1),
+        k_1gNd[0].transpose(0, 1),
+        v_1gNd[0].transpose(0, 1),
+        starts,
+        starts,
+        longest,
+        longest,
+        scale=scale,
+        window_size=(-1 if window is None else window - 1, 0),
+        enable_gqa=k_1gNd.shape[1] != q_1hNd.shape[1],
+    )
+    assert isinstance(out_Nhd, Tensor)
+    return out_Nhd.transpose(0, 1)[None]
