@@ -86,6 +86,12 @@ bench: setup setup-peers setup-trl  ## Measure store, proxy, trainer, publishing
 	@$(PY) benchmarks/hostile.py --out benchmarks/results/hostile.json
 	@$(PY) scripts/benchmark_tables.py > docs/benchmarks.md
 
+gpu:  ## On a GPU machine: the tests and benchmarks that need a GPU, into benchmarks/results/gpu.json (PYTHON=… chooses one)
+	@$(or $(PYTHON),$(if $(wildcard .venv-gpu/bin/python),.venv-gpu/bin/python,python3)) benchmarks/gpu.py
+
+gpu-rehearsal: setup  ## Every part of `make gpu` with tiny shapes on the CPU
+	@$(PY) benchmarks/gpu.py --rehearse
+
 crash: setup  ## kill -9 to random processes of training runs on both databases, for most of an hour
 	@AGENTRL_TEST_POSTGRES_URL=$$(sh scripts/postgres) $(PY) benchmarks/crash.py --out benchmarks/results/crash.json
 	@$(PY) scripts/benchmark_tables.py > docs/benchmarks.md
@@ -97,4 +103,4 @@ kill-proxy: setup  ## kill -9 to the proxy's workers under load, on both databas
 mutants: setup setup-mutants  ## Change the pure modules in small ways; count the changes that no test notices (an hour; GROUPS="credit forks" for some)
 	@$(PY) scripts/mutants.py $(GROUPS)
 
-.PHONY: help setup setup-gyms setup-environments setup-agents setup-coders setup-servers setup-peers setup-trl setup-docs setup-lint setup-mutants demo demo-quick test test-long test-thorough coverage test-coders lint docs bench crash kill-proxy mutants
+.PHONY: help setup setup-gyms setup-environments setup-agents setup-coders setup-servers setup-peers setup-trl setup-docs setup-lint setup-mutants demo demo-quick test test-long test-thorough coverage test-coders lint docs bench gpu gpu-rehearsal crash kill-proxy mutants

@@ -54,6 +54,15 @@ def pytest_xdist_auto_num_workers() -> int:
     return min(len(os.sched_getaffinity(0)) + 1, 4)
 
 
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Tests marked `gpu` need one."""
+    if item.get_closest_marker("gpu") is not None:
+        import torch
+
+        if not torch.cuda.is_available():
+            pytest.skip("no GPU that torch can use")
+
+
 @pytest.fixture(scope="session")
 def world() -> Iterator[World]:
     """A process group of one rank on the CPU; there can be only one in a process."""

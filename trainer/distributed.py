@@ -9,7 +9,9 @@ from __future__ import annotations
 import ctypes
 import os
 import socket
+import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
@@ -22,6 +24,10 @@ from torch.distributed.tensor import DTensor
 from agentrl.trainer.parallel.mesh import Mesh, make_mesh
 
 T = TypeVar("T")
+HEARTBEAT_S = 60.0
+"""How often rank 0 tells the other ranks that it still works: far below the time-out of collective calls."""
+BEAT = "rank 0 is alive"
+"""What it then shares."""
 M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4
 """Parameters of mallopt(3)."""
 
@@ -58,14 +64,44 @@ class World:
         return self.rank == 0
 
     def share(self, value: Any) -> Any:
-        """Rank 0's object, on every rank. Collective."""
+        """Rank 0's object, on every rank. Collective. Goes over gloo, so a wait for rank 0 keeps no kernel of NCCL
+        waiting, whose watchdog would end the process.
+
+        Raises RuntimeError when rank 0 has died, or has said nothing for gloo's time-out (30 minutes). Rank 0 gets it
+        at its next word when another rank has died.
+        """
         box = [value]
-        dist.broadcast_object_list(box, src=0, device=torch.device("cpu"))
-        return box[0]
+        while True:
+            dist.broadcast_object_list(box, src=0, device=torch.device("cpu"))
+            if self.leads or box[0] != BEAT:
+                return box[0]
 
     def from_leader(self, work: Callable[[], T]) -> T:
-        """Call `work` on rank 0 only; returns its result on every rank. Collective."""
-        made: T = self.share(work() if self.leads else None)
+        """Call `work` on rank 0 only; returns its result on every rank. It may take hours. Collective."""
+        made: T = self.share(self._beating(work) if self.leads else None)
+        return made
+
+    def only_leader(self, work: Callable[[], T]) -> T | None:
+        """Call `work` on rank 0 only, which gets its result; the others wait, for hours if need be. Collective."""
+        made = self._beating(work) if self.leads else None
+        self.share(None)
+        return made
+
+    def _beating(self, work: Callable[[], T]) -> T:
+        """Call `work`, and tell the ranks that wait for it every HEARTBEAT_S that this one is alive."""
+        done = threading.Event()
+
+        def beat() -> None:
+            while not done.wait(HEARTBEAT_S):
+                self.share(BEAT)
+
+        with ThreadPoolExecutor(1, thread_name_prefix="beats") as threads:
+            beats = threads.submit(beat)
+            try:
+                made = work()
+            finally:
+                done.set()
+            beats.result()  # raises when a rank has died meanwhile
         return made
 
     def barrier(self) -> None:

@@ -94,7 +94,7 @@ def trainer(
         database = Database(database_url(run))
         try:
             on_cpu = run.engine.device != "cuda" and world.device.type == "cpu"
-            compares = engine_dtype(run) if on_cpu else None
+            compares = engine_dtype(run, world.device) if on_cpu else None
             if run.publish.verify and compares is None:
                 say("publish.verify has no effect: the trainer can compute weight digests only for engines on a CPU")
             publisher = Publisher(

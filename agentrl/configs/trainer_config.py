@@ -12,6 +12,9 @@ from agentrl.configs.section import NonNegative, Positive, Seconds, Section
 
 ALL_LINEAR = "all-linear"
 """Selects all linear layers except the output head."""
+Auto = Literal["auto"]
+CPU_TOKENS = 4096
+"""What `tokens_per_microbatch: auto` means on a CPU."""
 
 
 class AdapterConfig(Section):
@@ -60,14 +63,16 @@ class UpdateConfig(Section):
     train_layers: Positive | None = None
     """Train only the top N decoder blocks and the final norm; null: train all layers."""
     lora: AdapterConfig = AdapterConfig()
-    tokens_per_microbatch: Positive = 4096
-    """Packing budget: tokens per forward pass and context rank. A model without packing takes one sequence of any
-    length.
+    tokens_per_microbatch: Positive | Auto = "auto"
+    """Packing budget: tokens per forward pass and context rank. `auto`: 4,096 on a CPU; on a GPU what its memory holds
+    beside the model. A model without packing takes one sequence of any length.
     """
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """`auto` uses CUDA when torch finds a GPU."""
-    dtype: Literal["float32", "bfloat16"] = "float32"
-    """Compute type; master weights are float32."""
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    """Compute type; master weights are float32. `auto`: `bfloat16` on a GPU, `float32` on a CPU; a run keeps the type
+    that it began with.
+    """
     attention: Literal["auto", "split", "flex"] = "auto"
     """Attention of packed sequences: `split` in pieces, on any device; `flex` by FlexAttention, compiled for a GPU;
     `auto`: `flex` on CUDA, `split` on a CPU.
@@ -102,6 +107,11 @@ class UpdateConfig(Section):
         if self.activation_offload and not self.activation_checkpointing:
             raise ValueError("activation_offload needs activation_checkpointing: true")
         return self
+
+    @property
+    def token_budget(self) -> int:
+        """`tokens_per_microbatch` as a number. A trainer on a GPU replaces `auto` first (run/trainer_start.py)."""
+        return CPU_TOKENS if self.tokens_per_microbatch == "auto" else self.tokens_per_microbatch
 
 
 CHANGEABLE_OF_TRAINER = (
@@ -185,8 +195,11 @@ class TrainerConfig(UpdateConfig):
     """Time after Ctrl-C in which the trainer can finish and save the current step. A second Ctrl-C kills it; a resume
     then repeats the step.
     """
-    checkpoint_every: Positive = 1
-    """Steps between durable checkpoints. A resume rolls back the steps after the newest one and trains them again."""
+    checkpoint_every: Positive | Auto = "auto"
+    """Steps between durable checkpoints. A resume rolls back the steps after the newest one and trains them again.
+    `auto`: every step on a CPU; on a GPU so that writing takes at most a twentieth of the time, and at least every
+    50th step.
+    """
 
     @model_validator(mode="after")
     def _reference_is_asked_for(self) -> Self:

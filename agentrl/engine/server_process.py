@@ -23,6 +23,7 @@ from typing import Literal
 
 import aiohttp
 
+from agentrl.configs.engine_config import CPU_REQUESTS
 from agentrl.configs.trainer_config import ALL_LINEAR
 from agentrl.engine.sglang_client import EngineClient, Health
 from agentrl.engine.stored_weights import STORED_WEIGHTS, StoredWeights
@@ -54,7 +55,7 @@ class EngineSpec:
     device: Literal["cpu", "cuda"] = "cpu"
     dtype: str = "float32"
     max_total_tokens: int | None = None  # None: CPU_TOKENS on a CPU; on a GPU the server chooses
-    max_running_requests: int = 64
+    max_running_requests: int | None = None  # None: CPU_REQUESTS on a CPU; on a GPU the server chooses
     tensor: int = 1  # the sizes of `resources.engines`
     pipeline: int = 1
     data: int = 1
@@ -97,11 +98,11 @@ def argv(spec: EngineSpec) -> list[str]:
         "--port": str(spec.port),
         "--device": spec.device,
         "--dtype": spec.dtype,
-        "--max-running-requests": str(spec.max_running_requests),
         "--weight-version": str(spec.weight_version),
     }
     cpu = spec.device == "cpu"
     chosen = {
+        "--max-running-requests": spec.max_running_requests or (CPU_REQUESTS if cpu else None),
         "--max-total-tokens": spec.max_total_tokens or (CPU_TOKENS if cpu else None),
         "--random-seed": spec.seed,
         "--attention-backend": spec.attention_backend or ("torch_native" if cpu else None),

@@ -27,10 +27,11 @@ def engine_spec(run: RunConfig, model: Path, index: int, **place: Any) -> Engine
     replays = run.trainer.routing_replay == "engine"
     if replays:
         routing_shape(model)
+    device = pick_device(config.device)
     settings: dict[str, Any] = {
         "model": model,
-        "device": pick_device(config.device),
-        "dtype": config.dtype,
+        "device": device,
+        "dtype": config.dtype_on(device),
         "max_total_tokens": config.max_total_tokens,
         "max_running_requests": config.max_running_requests,
         "tensor": size.tensor,

@@ -50,7 +50,7 @@ def updates(made: Models, optimizer: torch.optim.Optimizer, config: TrainerConfi
         made.critic.optimizer.register_step_pre_hook(lambda *_: watch("critic", made.critic.critic)),
     ]
     trajectories = [s.tokens for s in random_samples(seed, groups=2, size=3)]
-    samples = make_samples(trajectories, config.algorithm, made, config.tokens_per_microbatch, world)
+    samples = make_samples(trajectories, config.algorithm, made, config.token_budget, world)
     metrics = update_policy(made.policy, optimizer, samples, 1, AGES, config, world, made.critic)
     for hook in hooks:
         hook.remove()

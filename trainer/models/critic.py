@@ -36,6 +36,7 @@ class Critic(Body):
 
     def forward(self, batch: Microbatch) -> Tensor:
         """(P,) float32, the value of the state before each predicted token."""
+        self.count(batch, 0)
         return self.scalars(batch, self.value)
 
     def trainable(self) -> Iterator[tuple[str, nn.Parameter]]:

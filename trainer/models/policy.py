@@ -22,6 +22,7 @@ from agentrl.trainer.attention import tree_attention
 from agentrl.trainer.experts.node_routes import NodeRoutes
 from agentrl.trainer.experts.routing_replay import Routing
 from agentrl.trainer.masked_outputs import MaskedOutputs
+from agentrl.trainer.metrics.flops import PassCounts
 from agentrl.trainer.models import mechanisms
 from agentrl.trainer.models.head import token_logprobs
 from agentrl.trainer.models.tensor_naming import Names
@@ -55,6 +56,7 @@ class Body(nn.Module):
     def __init__(self, lm: Any) -> None:
         super().__init__()
         self.lm = lm
+        self.counted = PassCounts.none()
         self._own_attention = mechanisms.attention_of(lm)
 
     @property
@@ -138,6 +140,10 @@ class Body(nn.Module):
 
         return self.predicted(batch, self.hidden(batch), batch.sources_P, compute)[0]
 
+    def count(self, batch: Microbatch, predictions: int) -> None:
+        """Count a forward pass; where gradients are recorded, a backward pass too."""
+        self.counted.add(len(batch.input_ids_N), predictions, batch.pairs, trains=torch.is_grad_enabled())
+
     def trainable(self) -> Iterator[tuple[str, nn.Parameter]]:
         """Trained parameters by their Hugging Face name, in a fixed order."""
         for name, parameter in self.lm.named_parameters():
@@ -158,6 +164,7 @@ class Policy(Body):
         """(P,) logprobs at the recorded temperature and (P,) entropies of the microbatch's predictions; with `masked`
         (P + E,): those that only its tokens need follow, without a gradient.
         """
+        self.count(batch, len(batch.sources_P) + (len(masked.sources_E) if masked else 0))
         hidden = self.hidden(batch)
         of_batch = (batch.sources_P, batch.targets_P, batch.temperatures_P)
         logprobs_P, entropy_P = self._logprobs(batch, hidden, *of_batch, entropy_gradient=entropy_gradient)

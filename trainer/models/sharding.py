@@ -26,6 +26,7 @@ from agentrl.errors import ModelFolderError, UserError
 from agentrl.trainer.attention import tree_attention
 from agentrl.trainer.distributed import World
 from agentrl.trainer.experts.routing_replay import routing_of
+from agentrl.trainer.kernels import fused_norms
 from agentrl.trainer.models import loading, lora, mechanisms, onednn, packing_probe
 from agentrl.trainer.models.activations import Offload, checkpoint_trained
 from agentrl.trainer.models.policy import Body, decoder
@@ -98,6 +99,8 @@ def load_sharded(
         tensor_parallel.parallelize(decoder(lm), type(lm).__name__, mesh.tensor, elsewhere)
     elif device == "cpu":
         onednn.adopt(lm)
+    else:
+        fused_norms.adopt(lm)
     model = wrap(lm)
     model.names, model.routing = names, routing
     model.attention = tree_attention.name_for(attention, device)

@@ -15,9 +15,11 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+import torch
+import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import Replicate
+from torch.distributed.tensor import DTensor, Replicate
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
     ParallelStyle,
@@ -27,6 +29,7 @@ from torch.distributed.tensor.parallel import (
 )
 
 from agentrl.errors import UserError
+from agentrl.trainer.parallel.mesh import Mesh
 
 COLUMNS: dict[str, dict[str, Any]] = {
     "colwise": {},
@@ -44,6 +47,8 @@ HEADWISE = "replicated_with_grad_allreduce"
 """The style of a norm inside attention, which gets the heads of its rank only."""
 HEADS_DIM = 2
 """The dimension of heads in such a norm's input: (1, N, heads, head size)."""
+TENSOR_DIM = "tensor"
+"""The mesh dimension over which blocks are split."""
 SIZES = ("num_attention_heads", "num_key_value_heads", "intermediate_size")
 """Keys of a model's configuration that the number of ranks must divide."""
 
@@ -64,6 +69,37 @@ def parallelize(base: Any, model: str, mesh: DeviceMesh, elsewhere: Mapping[str,
             parallelize_module(base.get_submodule(path), mesh, applied, src_data_rank=None)
     for name, parameter in base.named_parameters():
         parameter.requires_grad_(trained[name])
+
+
+@torch.no_grad()
+def average_replicated(model: nn.Module, mesh: Mesh) -> None:
+    """Average over each tensor group the gradients of what its ranks hold alike inside blocks: norms, and biases that
+    are added after a sum. Collective.
+
+    Every rank of a group computes them from the same numbers, but a kernel that adds in any order may round
+    differently, and ranks that update their copies by themselves would drift apart. The root's parameters are sharded
+    over all ranks, which averages theirs.
+    """
+    if mesh.tensor is None:
+        return
+    own = [
+        p.grad.to_local() for p in model.parameters() if isinstance(p.grad, DTensor) and _is_replicated(p.grad, mesh)
+    ]
+    if not own:
+        return
+    flat = torch.cat([grad.flatten() for grad in own])
+    dist.all_reduce(flat, group=mesh.tensor.get_group())
+    flat /= mesh.tensor.size()
+    for grad, mean in zip(own, torch.split(flat, [grad.numel() for grad in own]), strict=True):
+        grad.copy_(mean.view_as(grad))
+
+
+def _is_replicated(grad: DTensor, mesh: Mesh) -> bool:
+    """Whether the ranks of a tensor group have the same part of a gradient."""
+    names = grad.device_mesh.mesh_dim_names or ()
+    if TENSOR_DIM in names:
+        return bool(grad.placements[names.index(TENSOR_DIM)].is_replicate())
+    return grad.device_mesh == mesh.split
 
 
 def generic(name: str) -> str:

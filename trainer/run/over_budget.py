@@ -19,7 +19,7 @@ REASON = "over_budget"
 
 def limit(t: Trainer) -> int:
     """Tokens that a microbatch should have at most: the budget of a rank for each context rank."""
-    return t.config.trainer.tokens_per_microbatch * t.world.mesh.context_size
+    return t.config.trainer.token_budget * t.world.mesh.context_size
 
 
 def computed_tokens(trajectory: TrajectoryTokens) -> int:
