@@ -79,6 +79,8 @@ bench: setup setup-peers setup-trl  ## Measure store, proxy, trainer, publishing
 	@$(PY) benchmarks/turns.py --out benchmarks/results/turns.json
 	@$(PY) benchmarks/wire.py --out benchmarks/results/wire.json
 	@$(PY) benchmarks/trainer.py --out benchmarks/results/trainer.json
+	@$(PY) benchmarks/attention.py --out benchmarks/results/attention.json
+	@$(PY) benchmarks/tree_gain.py --out benchmarks/results/tree_gain.json
 	@$(PY) benchmarks/hybrid.py --out benchmarks/results/hybrid.json
 	@$(PY) benchmarks/publish.py --out benchmarks/results/publish.json
 	@$(PY) benchmarks/bad_agents.py --out benchmarks/results/bad_agents.json
