@@ -197,7 +197,9 @@ def benchmark(script: str, *options: str) -> Json:
 
 def trainer(rehearse: bool) -> Json:
     """A step against TRL, if it can be imported, and a padded loop."""
-    found = importlib.util.find_spec("trl") is not None or (ROOT / ".venv-trl").is_dir()
+    from training.trl_grpo import is_available
+
+    found = is_available()
     variants = "agentrl,trl,padded" if found else "agentrl,padded"
     device = ("--quick", "--threads", "1", "--shapes", "even") if rehearse else ("--device", "cuda")
     figures = benchmark("trainer.py", "--variants", variants, *device)

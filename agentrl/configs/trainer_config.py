@@ -110,7 +110,7 @@ class UpdateConfig(Section):
 
     @property
     def token_budget(self) -> int:
-        """`tokens_per_microbatch` as a number. A trainer on a GPU replaces `auto` first (run/trainer_start.py)."""
+        """`tokens_per_microbatch` as a number. A trainer first replaces `auto` (`trainer/run/trainer_start.py`)."""
         return CPU_TOKENS if self.tokens_per_microbatch == "auto" else self.tokens_per_microbatch
 
 
