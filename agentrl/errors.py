@@ -12,6 +12,7 @@ AgentRLError
 ├── StorageError                  the object storage refused an operation, or did not answer in time
 │   └── DamagedObject             what it holds is incomplete, or has another checksum
 ├── UnknownAttention              prefix-tree attention does not support the model
+├── MisplacedTensor               an operation mixes tensors of the CPU and of the fake accelerator
 ├── NonFiniteError                a loss or a gradient is NaN or infinite
 └── EngineError                   an inference engine failed a call
     ├── EngineUnavailable         the engine does not answer, or the pool is empty
@@ -90,6 +91,10 @@ class DamagedObject(StorageError):
 
 class UnknownAttention(AgentRLError):
     """Prefix-tree attention does not support the model's attention. The trainer then uses unpacked sequences."""
+
+
+class MisplacedTensor(AgentRLError):
+    """An operation of the trainer mixes tensors of the CPU and of the fake accelerator. A GPU would refuse it."""
 
 
 class NonFiniteError(AgentRLError):

@@ -196,7 +196,7 @@ def hidden(policy: Policy, samples: list[Sample]) -> dict[str, Tensor]:
     """(S, H) the hidden states that predict the tokens of each sequence."""
     found: dict[str, Tensor] = {}
     for m in microbatches(policy, samples):
-        found |= by_sequence(policy.sources(m)[m.predictions_S], m)
+        found |= by_sequence(policy.hidden(m)[m.sources_P][m.predictions_S], m)
     return found
 
 

@@ -21,6 +21,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # threads that wait for each othe
 import thoroughness  # noqa: F401 - chooses the profile of property tests
 from absences import pytest_make_collect_report, pytest_runtest_makereport, pytest_unconfigure  # noqa: F401 - hooks
 from databases import KINDS, Databases
+from long_tests import pytest_collection_modifyitems, pytest_configure  # noqa: F401 - hooks
 from serving import ENGINE_KEY, serving
 
 from agentrl.engine.server_process import Server

@@ -35,6 +35,7 @@ from agentrl.trainer.models.sharding import backward, reshard
 from agentrl.trainer.nonfinite import NonFinite, OnNonFinite, culprits, stop
 from agentrl.trainer.optimizer import clip_gradients
 from agentrl.trainer.packing import Microbatch, Sample, Unit, collate_share, make_units, plan
+from agentrl.trainer.recurrence.carrying import carriers
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,7 +251,7 @@ def _flops(update: Update) -> Metrics:
     """Floating-point operations of the update's passes, over all ranks, where they can be counted. Collective."""
     policy, counts = update.passes.policy, update.world.total(update.passes.counts)
     model = policy.lm.config.to_dict()
-    if policy.unpacked or not is_dense(model):
+    if policy.unpacked or carriers(policy.lm) or not is_dense(model):
         return {}
     passes = ((counts[f"{kind}_tokens"], counts[f"{kind}_predictions"]) for kind in ("forward", "backward"))
     return {"flops": update_flops(model, Work(*passes), update.config)}

@@ -11,6 +11,8 @@ from support import save_tiny_model
 from agentrl.configs.trainer_config import TrainerConfig
 from agentrl.trainer.planning.workload import Workload
 
+WORK = Workload(tokens=192, prompt=64, group_size=4, groups=2)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
@@ -19,7 +21,7 @@ class Case:
     ranks: int
     sizes: dict[str, Any]  # of the model
     settings: dict[str, Any] = field(default_factory=dict)  # of the trainer
-    work: Workload = Workload(tokens=192, prompt=64, group_size=4, groups=2)
+    work: Workload = WORK
     budget: int = 512
     passes: int = 2
 

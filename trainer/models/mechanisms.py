@@ -16,12 +16,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import torch
 from torch import nn
 
 from agentrl.trainer.recurrence import carrying
 
 PLAIN = "eager"
-"""transformers' name for the attention in a model's own file."""
+"""transformers' name for the attention, or the loop over experts, in a model's own file."""
+ROW_BYTES = 16
+"""What the bytes of a row of grouped products must be a multiple of."""
 PACKED = {"full_attention", "sliding_attention", "attention"}
 """Layer types for which forests are exact."""
 WITH_STATE = {"linear_attention", "conv", "mamba", "mamba2", "hybrid"}
@@ -68,6 +71,15 @@ def untrainable(lm: Any) -> str:
     if getattr(lm.get_output_embeddings(), "bias", None) is not None:
         return "an output head with a bias is not supported by the trainer"
     return ""
+
+
+def narrow_experts(lm: Any, dtype: torch.dtype) -> bool:
+    """Whether a mixture has fused experts that grouped products cannot compute in `dtype`: their rows must have a
+    multiple of ROW_BYTES.
+    """
+    fused = (module for module in lm.modules() if hasattr(module, "_is_expert_parallel"))
+    sizes = [size for module in fused for p in module.parameters(recurse=False) if p.ndim == 3 for size in p.shape[1:]]
+    return any(size * dtype.itemsize % ROW_BYTES for size in sizes)
 
 
 def window(lm: Any) -> int | None:

@@ -80,6 +80,8 @@ def load_sharded(
     lm.eval()  # no dropout: recomputed logprobs must be those of the policy that sampled
     if why := mechanisms.untrainable(lm):
         raise ModelFolderError(f"model folder {folder}: {type(lm).__name__}: {why}")
+    if mechanisms.narrow_experts(lm, dtype):
+        lm.set_experts_implementation(mechanisms.PLAIN)
     blocks = _blocks(lm)
     if train_layers is not None:
         _freeze_all_but_top(lm, blocks, train_layers)

@@ -127,9 +127,8 @@ class _Gathered(torch.autograd.Function):
         own, most = counts[share.rank], max(counts)
         padded = parts[0].new_zeros(len(parts), most)
         padded[:, :own] = torch.stack([part_p[:own] for part_p in parts])
-        everyones = padded.new_empty(share.ranks * len(parts), most)
-        dist.all_gather_into_tensor(everyones, padded, group=share.group)
-        by_rank = torch.split(everyones, len(parts))
+        by_rank = [torch.empty_like(padded) for _ in range(share.ranks)]
+        dist.all_gather(by_rank, padded, group=share.group)
         joined = torch.cat([theirs[:, :count] for theirs, count in zip(by_rank, counts, strict=True)], 1)
         found = torch.empty_like(joined)
         found[:, order_P] = joined

@@ -1,7 +1,7 @@
-"""What a step of all layers takes, from two traces of few layers: everything grows by the same amount with each layer.
+"""What a step of all layers takes, from two traces of few layers: each further layer adds the same amount.
 
-Memory does not grow so as a whole, since the peak may move to another part of the step. Within one part it does, and the
-bottom and top blocks are parts of their own; between them memory rises or falls steadily, so its peak is at an end.
+This holds for the memory of each part of the step, not for its peak, which may move to another part. The bottom and top
+blocks are parts of their own. Between them memory rises or falls steadily, so its peak is at an end.
 """
 
 from __future__ import annotations

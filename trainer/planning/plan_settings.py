@@ -1,8 +1,8 @@
 """The settings that decide whether a step fits, and the order in which a plan tries them.
 
-    shards of one replica    from the GPUs of one host to all ranks: the fewest that fit, since replicas talk least
-    for each of them         checkpointing, then without it (faster) if that fits too
-    if nothing fits          smaller microbatches, then tensor parallelism, then parameters in the hosts' memory
+shards of one replica    from the GPUs of one host to all ranks: the fewest that fit, since replicas talk least
+for each of them         checkpointing, then without it (faster) if that fits too
+if nothing fits          smaller microbatches, then tensor parallelism, then parameters in the hosts' memory
 """
 
 from __future__ import annotations

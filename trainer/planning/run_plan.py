@@ -1,6 +1,6 @@
 """Makes the plan of a run: traces its step, tries settings until one fits, and counts what engines hold.
 
-    shape ─► two small models ─► traces ─► all layers ─► estimate on the GPUs ─► fits? ─► the next setting
+shape ─► two small models ─► traces ─► all layers ─► estimate on the GPUs ─► fits? ─► the next setting
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from agentrl.configs.run_config import RunConfig
-from agentrl.domain.engine_memory import EngineMemory, engine_memory, least_tensor
 from agentrl.errors import UserError
+from agentrl.trainer.planning.engine_memory import EngineMemory, engine_memory, least_tensor
 from agentrl.trainer.planning.layer_extrapolation import edges, extrapolated, samples
 from agentrl.trainer.planning.plan_settings import Setting, configured, may_fit, rescues, sharings
 from agentrl.trainer.planning.shape_folder import Layers, layers_of, with_layers, write_shape
@@ -96,9 +96,7 @@ class Tracer:
         except UserError as error:
             return Tried(setting, refused=str(error))
         data = setting.ranks // setting.tensor
-        found = estimate(
-            trace, self._work, setting.budget, data, setting.ranks, self._cluster, offload=setting.offload
-        )
+        found = estimate(trace, self._work, setting.budget, data, setting.ranks, self._cluster, offload=setting.offload)
         return Tried(setting, found)
 
     def _traced(self, setting: Setting, layers: Layers) -> StepTrace:

@@ -104,7 +104,9 @@ def write_shape(folder: Path, config: dict[str, Any]) -> Path:
     """
     folder.mkdir(parents=True, exist_ok=True)
     files: dict[str, str] = {}
-    tensors = {id(tensor): (name, tensor) for name, tensor in reversed(on_meta(config).state_dict(keep_vars=True).items())}
+    tensors = {
+        id(tensor): (name, tensor) for name, tensor in reversed(on_meta(config).state_dict(keep_vars=True).items())
+    }
     for name, tensor in tensors.values():
         files[name] = f"{len(files)}.safetensors"
         about = {"dtype": "U8", "shape": list(tensor.shape), "data_offsets": [0, tensor.numel()]}

@@ -1,7 +1,7 @@
 """What a traced step means on given GPUs: whether it fits, how long it takes, and what it moves.
 
-    seconds = scoring + first microbatch + (n − 1) · further microbatches + optimizer
-    a phase = longer of (arithmetic and memory traffic, gathering and reducing shards) + collectives that it waits for
+seconds = scoring + first microbatch + (n − 1) · further microbatches + optimizer
+a phase = longer of (arithmetic and memory traffic, gathering and reducing shards) + collectives that it waits for
 """
 
 from __future__ import annotations
@@ -54,6 +54,7 @@ class Estimate:
     waiting: float  # of these, seconds in which collectives keep the GPU waiting
     flops: float  # of one rank's step
     traffic: dict[Route, Traffic]  # of one rank's step
+    mfu: float  # share of a GPU's peak arithmetic
 
     @property
     def fits(self) -> bool:
@@ -88,7 +89,17 @@ def estimate(
         host_bytes = (4 * trace.parameters + 12 * trace.trained) / ranks * min(cluster.gpus, ranks)
     needed = peak.total * FRAGMENTED + RESERVED
     return Estimate(
-        peak, part, needed, cluster.device.memory_bytes, host_bytes, count, total, waiting, flops, traffic
+        peak=peak,
+        part=part,
+        needed=needed,
+        available=cluster.device.memory_bytes,
+        host_bytes=host_bytes,
+        microbatches=count,
+        seconds=total,
+        waiting=waiting,
+        flops=flops,
+        traffic=traffic,
+        mfu=flops / (total * cluster.device.flops),
     )
 
 

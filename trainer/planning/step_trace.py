@@ -27,14 +27,16 @@ from agentrl.trainer.models.run_models import Models, make_models
 from agentrl.trainer.optimizer import make_optimizer
 from agentrl.trainer.packing import Sample
 from agentrl.trainer.planning.collective_trace import CollectiveTrace, Route, Traffic
-from agentrl.trainer.planning.fake_accelerator import FakeAccelerator, fake_world
+from agentrl.trainer.planning.fake import flash_kernel
+from agentrl.trainer.planning.fake.fake_accelerator import FakeAccelerator, fake_world
 from agentrl.trainer.planning.memory_trace import Holds, MemoryTrace, Peak
 from agentrl.trainer.planning.op_costs import OpCosts
 from agentrl.trainer.planning.workload import Workload, filling_samples
 from agentrl.trainer.scoring import make_samples
 from agentrl.trainer.update import update_policy
 
-LOAD, SCORING, FIRST, LAST, OPTIMIZER = "load", "scoring", "first", "last", "optimizer"
+LOAD, MOMENTS, SCORING = "load", "moments", "scoring"
+FIRST, LAST, OPTIMIZER = "first", "last", "optimizer"
 """Phases of a step. The last microbatch stands for all but the first one."""
 
 
@@ -62,8 +64,10 @@ class StepTrace:
 
     @property
     def worst(self) -> tuple[str, Peak]:
-        """The part of a step with the most memory. Loading is none: it comes before the moments exist."""
-        return max(((n, p) for n, p in self.peaks.items() if n != LOAD), key=lambda named: named[1].total)
+        """The part of a step with the most memory. What comes before the moments exist is none."""
+        return max(
+            ((n, p) for n, p in self.peaks.items() if n not in (LOAD, MOMENTS)), key=lambda named: named[1].total
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,13 +101,14 @@ def trace_step(
 
     with ExitStack() as stack:
         world = stack.enter_context(fake_world(sizes.ranks, sizes.replicas, sizes.tensor))
-        for context in (memory.resizing(), FakeAccelerator(watch)):
+        for context in (memory.resizing(), flash_kernel.everywhere(), FakeAccelerator(watch)):
             stack.enter_context(context)
         memory.enter(LOAD)
         models = make_models(folder, config, world)
         optimizer = make_optimizer(models.policy, config)
         vocabulary = models.policy.lm.config.get_text_config().vocab_size
         memory.learn(vocabulary, _loaded(models))
+        memory.enter(MOMENTS)
         for model, optimizes in _learners(models, optimizer):
             make_moments(model, optimizes, memory)
         resting = memory.peak_now()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 from pathlib import Path
 
 import pytest
@@ -9,6 +11,7 @@ from typer.testing import CliRunner
 
 from agentrl.cli.main import app
 from agentrl.errors import UserError
+from agentrl.trainer.planning.model_shapes import SHAPES
 
 
 @pytest.fixture
@@ -53,3 +56,37 @@ def test_parts_that_do_not_fit_and_hosts_without_gpus_are_refused(config: Path) 
         plan(config, "--gpus", "4")
     with pytest.raises(UserError, match="--hosts needs --gpus"):
         plan(config, "--hosts", "2")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--gpus", "8xH101-80"), "did you mean 'H100-80'"),
+        (("--gpus", "eight"), "such as 8xH100-80"),
+        (("--gpus", "0xH100"), "such as 8xH100-80"),
+        (("--gpus", "2xH100", "--model", "Qwen3-9B"), "did you mean 'Qwen3-8B'"),
+        (("--gpus", "2xH100", "--model", "Qwen3-8B"), r"resources need 8 GPUs \(trainer 4, engines 4\), not 2"),
+        (("--gpus", "8xH100", "--model", "Qwen3-8B", "--tokens", "100000"), "max_position_embeddings, 40960"),
+        (("--gpus", "8xH100", "--tokens", "100", "--prompt", "99"), "at least 8 tokens are sampled"),
+        (("--gpus", "8", "--json"), "need a kind of GPUs"),
+    ],
+)
+def test_a_plan_of_memory_refuses_what_it_cannot_plan(arguments: tuple[str, ...], message: str, config: Path) -> None:
+    with pytest.raises(UserError, match=message):
+        plan(config, *arguments)
+
+
+@pytest.mark.long
+def test_a_plan_of_memory_says_what_a_run_takes(config: Path, tmp_path: Path) -> None:
+    from forks import ran
+
+    small = json.dumps(SHAPES["Qwen3-0.6B"] | {"num_hidden_layers": 2})
+    (tmp_path / "config.json").write_text(small)
+    arguments = ["plan", str(config), "resources=sglang:d4|fsdp:d8", "--gpus", "8xA100-40"]
+    done = ran([*arguments, "--model", str(tmp_path / "config.json"), "--json"], os.environ)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["asked"]["ranks"] == 8
+    assert found["asked"]["fits"]
+    assert found["engines"]["episodes"] > 0
+    assert found["checkpoint_bytes"] == pytest.approx(12 * found["trained"])

@@ -224,6 +224,7 @@ def attend(arguments: dict[str, Any], *, changed: bool = False) -> Tensor:
 # -- on several ranks ------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_two_ranks_decide_alike_and_compute_the_same_step_as_one(tmp_path: Path, world: World) -> None:
     folders = [
         save_family(name, tmp_path / name) for name in ("gpt-oss", "Gemma 2, no cap of logits", "LFM2", "Qwen3.5")

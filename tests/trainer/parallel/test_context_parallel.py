@@ -140,5 +140,5 @@ def test_models_that_cannot_be_shared_are_named() -> None:
     check(config, "", 4, 2)
     with pytest.raises(UserError, match="context 8 is more than the 4 heads to divide; 4 would do"):
         check(config, "", 8, 2)
-    with pytest.raises(UserError, match="packed sequences only, and it has convolutions over tokens; it must be 1"):
+    with pytest.raises(UserError, match="divide this model.s sequences: it has convolutions over tokens; it must be 1"):
         check(config, "it has convolutions over tokens", 2, 1)

@@ -135,7 +135,7 @@ def test_a_prompt_and_its_branches_equal_each_sequence_alone(name: str, load: Ca
 def test_in_float64_any_forest_equals_each_sequence_alone(name: str, load: Callable[..., Policy]) -> None:
     with exact(load(name)) as policy:
 
-        @settings(max_examples=6, deadline=None)
+        @settings(max_examples=4, deadline=None)
         @given(st.lists(st.lists(st.integers(3, 5), min_size=1, max_size=12), min_size=1, max_size=6))
         @example([[3, 4, 5, 3], [3, 4, 5, 4], [3, 4, 4], [3, 5, 5], [3, 5, 4, 4, 4, 4, 4], [4]])
         @example(branches())
@@ -173,6 +173,7 @@ def test_a_step_packed_equals_the_step_unpacked(
     packed_step, unpacked_step = (run.step(trajectories) for run in steps)
     assert packed_step.loss == pytest.approx(unpacked_step.loss, rel=ALLOWED)
     assert_close(packed_step.gradients, unpacked_step.gradients, ALLOWED)
+    assert "flops" not in packed_step.metrics  # which are counted of attention only
 
 
 def test_without_a_forest_a_layer_is_transformers_own(folder: Path, load: Callable[..., Policy]) -> None:

@@ -1,9 +1,9 @@
 """Values of fake integers: lengths, indices and masks that came from the CPU stay known, so that shapes are right.
 
-    integers that the trainer copies to `gpu`      keep their values, through operations on known integers
-    experts that a router chooses                  are balanced: the choices go round all experts
-    a mask that is not known                       is true everywhere
-    a number that is not known                     is 0, and true as a truth value
+integers that the trainer copies to `gpu`      keep their values, through operations on known integers
+experts that a router chooses                  are balanced: the choices go round all experts
+a mask that is not known                       is true everywhere
+a number that is not known                     is 0, and true as a truth value
 """
 
 from __future__ import annotations
@@ -94,7 +94,9 @@ class FakeValues:
             index = result[1]
             setattr(index, VALUE, (torch.arange(index.numel()) % size).view(index.shape))
             return
-        written = [a for a, s in zip(args, func._schema.arguments, strict=False) if s.alias_info and s.alias_info.is_write]
+        written = [
+            a for a, s in zip(args, func._schema.arguments, strict=False) if s.alias_info and s.alias_info.is_write
+        ]
         results = [t for t in tree_leaves(result) if isinstance(t, FakeTensor)]
         inputs = [t for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
         if any(t.dtype.is_floating_point or t.numel() > MOST for t in results) or not results:

@@ -10,9 +10,11 @@ step is measured without having it. fake_values.py says which values are known.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import cache
+from pathlib import Path
 from typing import Any, Self
 
 import torch
@@ -23,15 +25,19 @@ from torch.distributed.fsdp._fully_shard import _fsdp_init
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._sharding_prop import ShardingPropagator
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_any
+from torch.utils._pytree import tree_any, tree_leaves
 
+from agentrl.errors import MisplacedTensor
 from agentrl.trainer import distributed
 from agentrl.trainer.distributed import World
-from agentrl.trainer.planning import flash_kernel
-from agentrl.trainer.planning.device_guard import load_guard
-from agentrl.trainer.planning.fake_values import FakeValues
-from agentrl.trainer.planning.gpu_module import gpu_module
+from agentrl.trainer.planning.fake import flash_kernel
+from agentrl.trainer.planning.fake.device_guard import load_guard
+from agentrl.trainer.planning.fake.fake_values import FakeValues
+from agentrl.trainer.planning.fake.gpu_module import gpu_module
 
+ROOT = Path(distributed.__file__).resolve().parent
+MIXED = ("found two different devices", "found at least two devices")
+"""Parts of torch's messages when tensors of two devices meet."""
 NAME = "gpu"
 """The name of the device."""
 aten = torch.ops.aten
@@ -41,8 +47,8 @@ INDEXING = (aten.index.Tensor, aten.index_put.default, aten.index_put_.default, 
 @cache
 def register() -> torch.device:
     """Register the device with torch, once in a process. Raises UserError without a C++ compiler."""
-    import torch.distributed._tools.fake_collectives  # noqa: F401  the shapes of collectives' results
-    from torch.testing._internal.distributed import fake_pg  # noqa: F401  the process group "fake"
+    import torch.distributed._tools.fake_collectives
+    from torch.testing._internal.distributed import fake_pg
     from torch.utils import backend_registration as registration
 
     load_guard()
@@ -132,10 +138,35 @@ class FakeAccelerator(TorchDispatchMode):
             return args[0]  # a real tensor keeps what it has
         if func in INDEXING:
             args = self._values.known_indices(args)
-        with self._fake:
-            result = func(*args, **kwargs)
+        try:
+            with self._fake:
+                result = func(*args, **kwargs)
+        except RuntimeError as error:
+            if not any(words in str(error) for words in MIXED):
+                raise
+            raise MisplacedTensor(f"{func} of tensors {_devices((args, kwargs))} {_place()}") from error
         self._values.follow(func, args, kwargs, result)
         return result
+
+
+def _devices(arguments: Any) -> str:
+    """Shapes and devices of tensors."""
+    tensors = [t for t in tree_leaves(arguments) if isinstance(t, Tensor)]
+    return ", ".join(f"{tuple(t.shape)} on {t.device.type}" for t in tensors)
+
+
+def _place() -> str:
+    """The innermost line of ours that runs, and the module of the model in whose forward it runs."""
+    frames = [f for f in inspect.stack(0) if "/planning/" not in f.filename]
+    ours = [f for f in frames if ROOT in Path(f.filename).resolve().parents]
+    modules = [
+        type(f.frame.f_locals["self"]).__name__
+        for f in frames
+        if f.function == "forward" and "self" in f.frame.f_locals
+    ]
+    found = ours[0] if ours else next((f for f in frames if "/torch/" not in f.filename), None)
+    line = f"in {Path(found.filename).name}:{found.lineno} ({found.function})" if found else "in the backward pass"
+    return line + (f", within {modules[0]}" if modules else "")
 
 
 def _is_fake(value: Any) -> bool:

@@ -1,15 +1,21 @@
 """The attention kernel that a trace assumes: flash attention, whose memory is linear in the tokens.
 
-Without it `scaled_dot_product_attention` of an unknown device is traced as plain products, quadratic in the tokens.
-Attention that calls the operations of flash attention itself is traced as it is.
+Without it `scaled_dot_product_attention` of an unknown device would be traced as plain products, quadratic in the
+tokens. Pieces of a forest that a GPU computes by plain products, tile by tile (float32, masks), are traced as flash
+attention too: their memory is bounded, and tracing every tile takes minutes.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 
 import torch
 from torch import Tensor
+
+from agentrl.trainer.attention import split
+from agentrl.trainer.attention.kernels import GpuFlash, Kernel
 
 
 @cache
@@ -18,6 +24,34 @@ def register() -> torch.library.Library:
     library = torch.library.Library("aten", "IMPL")
     library.impl("scaled_dot_product_attention", flash, "AutogradPrivateUse1")
     return library
+
+
+@contextmanager
+def everywhere() -> Iterator[None]:
+    """Until the block ends, all pieces of a forest on the fake accelerator are computed by flash attention."""
+    chosen = split.kernel_for
+
+    def kernel_for(q: Tensor, masked: bool) -> Kernel:
+        return WITHOUT_MASK if q.device.type != "cpu" else chosen(q, masked)
+
+    split.kernel_for = kernel_for
+    try:
+        yield
+    finally:
+        split.kernel_for = chosen
+
+
+class WithoutMask(GpuFlash):
+    """Flash attention that leaves a mask out."""
+
+    def forward(
+        self, q: Tensor, k: Tensor, v: Tensor, causal: bool, mask_QK: Tensor | None, scale: float
+    ) -> tuple[Tensor, Tensor]:
+        """See Kernel."""
+        return super().forward(q, k, v, causal, None, scale)
+
+
+WITHOUT_MASK = WithoutMask()
 
 
 def flash(

@@ -1,0 +1,42 @@
+"""A traced step: its peak against memory measured on the CPU, and few layers against all."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from apart import apart
+from memory_cases import CASES
+from memory_traces import trace_layers
+from validate_memory import compared
+
+WITHIN = 0.10
+SHORT = ["one rank, checkpointing"]
+
+
+def test_the_predicted_peak_is_the_measured_one(tmp_path: Path) -> None:
+    ratios = compared(SHORT, tmp_path)
+    assert {name: ratio for name, ratio in ratios.items() if abs(ratio - 1) > WITHIN} == {}
+
+
+@pytest.mark.long
+def test_the_predicted_peak_is_the_measured_one_of_every_case(tmp_path: Path) -> None:
+    ratios = compared(list(CASES), tmp_path)
+    assert {name: ratio for name, ratio in ratios.items() if abs(ratio - 1) > WITHIN} == {}
+
+
+@pytest.fixture(scope="module")
+def pairs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    return apart(trace_layers, tmp_path_factory.mktemp("layers"))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("model", ["dense", "mixture"])
+def test_few_layers_say_what_all_layers_say(model: str, pairs: dict[str, Any]) -> None:
+    whole, guessed = pairs[model]
+    for key in ("peak", "held", "resting", "parameters"):
+        assert guessed[key] == whole[key]
+    for phase, effort in whole["efforts"].items():
+        for key, value in effort.items():
+            assert guessed["efforts"][phase][key] == pytest.approx(value, rel=1e-9), (phase, key)

@@ -1,0 +1,1 @@
+"""The fake accelerator: the device, its module, what it knows, and how it attends."""
