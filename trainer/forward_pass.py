@@ -85,7 +85,7 @@ class Passes:
 
     def _observing(self) -> AbstractContextManager[list[Choice]]:
         routing = self.policy.routing
-        return nullcontext([]) if routing is None else routing.observing()
+        return nullcontext([]) if routing is None else routing.observing(logits=self.router_aux_loss_coef > 0)
 
     def _balance(self, choices: list[Choice], m: Microbatch, totals: Totals, stats: StepStats) -> Tensor:
         """This microbatch's share, by loss tokens, of the load-balancing loss. Adds the experts' loads to `stats`.

@@ -14,6 +14,7 @@ from mixtures import routed_samples
 from steps import NO_CLIP, Run
 
 from agentrl.trainer.distributed import join_world
+from agentrl.trainer.experts.load_balancing import load_metrics
 from agentrl.trainer.metrics import step_stats
 
 
@@ -23,7 +24,12 @@ def main(model: Path, out: Path, group: str) -> None:
         settings = {"routing_replay": "engine", "grad_clip": NO_CLIP, "activation_checkpointing": True}
         settings |= {"tokens_per_microbatch": 40}
         loads: list[torch.Tensor] = []
-        with patch.object(step_stats, "load_metrics", lambda loads_RE: loads.append(loads_RE) or {}):
+
+        def keep(loads_RE: torch.Tensor) -> dict[str, float]:
+            loads.append(loads_RE)
+            return load_metrics(loads_RE)
+
+        with patch.object(step_stats, "load_metrics", keep):
             found = Run(model, world, **settings).update(routed_samples())
         balanced = Run(model, world, **settings, router_aux_loss_coef=0.1).update(routed_samples())
         result = {

@@ -43,7 +43,7 @@ class Choice:
     router: int  # its number among the model's routers
     experts: int
     experts_Nk: Tensor  # int64
-    logits_NE: Tensor | None  # None where the router does not tell
+    logits_NE: Tensor | None  # None where they are not observed
 
     def first(self, tokens: int) -> Choice:
         """The choice for the first `tokens` of its tokens."""

@@ -30,6 +30,7 @@ class Routing:
         self._replays = replays
         self._routes: NodeRoutes | None = None
         self._observed: dict[int, list[Choice]] | None = None  # by router
+        self._keeps_logits = False
         for number, router in enumerate(routers):
             forward = partial(self._route, number, router.module.forward)
             router.module.forward = forward
@@ -44,9 +45,12 @@ class Routing:
             self._routes = before
 
     @contextmanager
-    def observing(self) -> Iterator[list[Choice]]:
-        """Fill the list with the choices of each router, one for each pass, when the block ends."""
+    def observing(self, *, logits: bool) -> Iterator[list[Choice]]:
+        """Fill the list with the choices of each router, one for each pass, when the block ends; with their `logits`,
+        which live as long as the list.
+        """
         found: list[Choice] = []
+        self._keeps_logits = logits
         self._observed = {number: [] for number in range(len(self.routers))}
         try:
             yield found
@@ -82,7 +86,8 @@ class Routing:
             result = forward(hidden, *args, **kwargs)
         assert mode.experts_Nk is not None, "find_routers has checked that it chooses"
         if self._observed is not None:
-            logits_NE = None if router.logits_at is None else result[router.logits_at]
+            kept = self._keeps_logits and router.logits_at is not None
+            logits_NE = result[router.logits_at] if kept else None
             self._observed[number].append(Choice(number, router.experts, mode.experts_Nk, logits_NE))
         return result
 
