@@ -25,12 +25,13 @@ class LiveBytes(TorchDispatchMode):
         self._original = torch.UntypedStorage.resize_
 
     def __enter__(self) -> Any:
-        torch.UntypedStorage.resize_ = lambda storage, size: self._after(self._original(storage, size))
+        resize = lambda storage, size: self._after(self._original(storage, size))  # noqa: E731
+        torch.UntypedStorage.resize_ = resize  # type: ignore
         self._measure()
         return super().__enter__()
 
     def __exit__(self, *raised: Any) -> None:
-        torch.UntypedStorage.resize_ = self._original
+        torch.UntypedStorage.resize_ = self._original  # type: ignore
         super().__exit__(*raised)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

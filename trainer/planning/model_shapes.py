@@ -95,4 +95,4 @@ SHAPES: dict[str, dict[str, Any]] = {
         "torch_dtype": "bfloat16",
     },
 }
-"""Name → config.json. `1T-mixture`: 384 experts with latent attention, about the largest mixture that is public."""
+"""Name → config.json. `1T-mixture` has 384 experts and latent attention: about the largest that is public."""

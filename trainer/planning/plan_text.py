@@ -97,7 +97,7 @@ def _engines(plan: RunPlan, disk: float) -> Iterator[str]:
     if memory.tokens:
         yield (
             f"engines: {engines.count} of {engines.tensor} GPUs {where}; each caches {memory.tokens:,} tokens "
-            f"({memory.token / 1024:.0f} KiB each on a GPU): {episodes:,} episodes at once"
+            f"({memory.token / 1024:.3g} KiB each on a GPU): {episodes:,} episodes at once"
         )
     else:
         yield f"engines: the weights, {memory.weights / GIB:.1f} GiB on each GPU, do not fit beside what else is there"
@@ -191,7 +191,7 @@ def tried_json(tried: Tried) -> dict[str, Any]:
 
 
 def _count(parameters: float) -> str:
-    for size, unit in ((1e12, "T"), (1e9, "B"), (1e6, "M")):
+    for size, unit in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "K")):
         if parameters >= size:
             return f"{parameters / size:.3g}{unit}"
     return f"{parameters:.0f}"

@@ -24,6 +24,8 @@ from agentrl.trainer.planning.workload import Workload
 Say = Callable[[str], None]
 MOMENTS_AND_MASTER = 12.0
 """Bytes of a trained parameter in a checkpoint."""
+PUBLISHED = 2.0
+"""Bytes of a parameter that engines get."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +134,6 @@ def make_plan(
     chosen = better or asked
     resting = trace_resting(tracer, chosen)
     engines = plan_engines(run, shape, trace.parameters, cluster, ranks, resting)
-    bytes_of = 2 if run.engine.dtype != "float32" else 4
     return RunPlan(
         model,
         shape,
@@ -145,7 +146,7 @@ def make_plan(
         better,
         tried,
         engines,
-        bytes_of * (trace.trained if run.trainer.lora.publish == "adapter" else trace.parameters),
+        PUBLISHED * (trace.trained if run.trainer.lora.publish == "adapter" else trace.parameters),
         MOMENTS_AND_MASTER * trace.trained,
         trace.packed,
     )
@@ -198,7 +199,7 @@ def plan_engines(
     trainer's GPUs in turns.
     """
     config, memory = run.resources.engines, cluster.device.memory_bytes
-    dtype = "bfloat16" if run.engine.dtype == "auto" else run.engine.dtype
+    dtype = "bfloat16"  # float32 is for a CPU
     free = cluster.total - ranks
     colocated = run.resources.colocated or free < config.gpus
     taken = resting if colocated else 0.0

@@ -130,9 +130,9 @@ def between_blocks() -> Any:
 
 PLANTED: dict[str, tuple[Callable[[], Any], dict[str, Any], str]] = {
     "a weight": (weight_on_cpu, {}, "RMSNorm"),
-    "a field of the microbatch": (lambda: field_on_cpu("temperatures_P"), {}, "policy.py"),
-    "another field": (lambda: field_on_cpu("advantages_S"), {}, "losses.py"),
-    "a tensor without a device": (made_on_cpu, {}, "with_weights"),
+    "a field of the microbatch": (lambda: field_on_cpu("temperatures_P"), {}, "head.py"),
+    "another field": (lambda: field_on_cpu("advantages_S"), {}, "clipping.py"),
+    "a tensor without a device": (made_on_cpu, {}, "forward_pass.py"),
     "a critic's head": (head_on_cpu, {"algorithm": PPO}, "critic.py"),
     "between blocks": (between_blocks, {}, "within Policy"),
 }

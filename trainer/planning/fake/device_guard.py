@@ -68,7 +68,7 @@ def load_guard() -> None:
 
 def _compiled(folder: Path) -> Path:
     base = Path(torch.__file__).parent
-    abi = int(torch.compiled_with_cxx11_abi())  # type: ignore[no-untyped-call]
+    abi = int(torch.compiled_with_cxx11_abi())
     name = hashlib.sha256(f"{SOURCE}\n{torch.__version__}\n{base}\n{abi}".encode()).hexdigest()[:16]
     library = folder / f"device_guard-{name}.so"
     if library.is_file():

@@ -52,23 +52,23 @@ def register() -> torch.device:
     from torch.utils import backend_registration as registration
 
     load_guard()
-    torch.utils.rename_privateuse1_backend(NAME)  # type: ignore[no-untyped-call]
+    registration.rename_privateuse1_backend(NAME)
     torch._register_device_module(NAME, gpu_module())  # type: ignore[no-untyped-call]
-    torch.utils.generate_methods_for_privateuse1_backend()
+    registration.generate_methods_for_privateuse1_backend()
     torch._C._acc.register_python_privateuseone_hook(registration._DummyPrivateUse1Hook())
     flash_kernel.register()
     dist.Backend.register_backend("fake_gpu", fake_pg._create_fake_pg, extended_api=True, devices=["cpu", NAME])
     return torch.device(NAME, 0)
 
 
-class FakeAccelerator(TorchDispatchMode):
+class FakeAccelerator(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """While it is entered, tensors on `gpu` are fake.
 
     `watch`, if given, is called after each operation on fake tensors with the operation, its arguments and its result.
     """
 
     def __init__(self, watch: Callable[[Any, Any, Any, Any], None] | None = None) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.device = register()
         self._fake = FakeTensorMode(allow_non_fake_inputs=True)
         self._values = FakeValues(self._fake, self.device)
@@ -84,11 +84,11 @@ class FakeAccelerator(TorchDispatchMode):
         stack.enter_context(_replaced(_fsdp_init, "_move_states_to_device", self._move_to_device))
         meta = ShardingPropagator._propagate_tensor_meta_non_cached
         stack.enter_context(_replaced(ShardingPropagator, "_propagate_tensor_meta_non_cached", self._unwatched(meta)))
-        return super().__enter__()  # type: ignore[no-any-return]
+        return super().__enter__()  # type: ignore[no-any-return, no-untyped-call]
 
     def __exit__(self, *raised: Any) -> None:
         """Leave."""
-        super().__exit__(*raised)
+        super().__exit__(*raised)  # type: ignore[no-untyped-call]
         self._entered.pop().close()
 
     def _unwatched(self, compute: Callable[..., Any]) -> Callable[..., Any]:
@@ -125,7 +125,7 @@ class FakeAccelerator(TorchDispatchMode):
                 if isinstance(tensor, nn.Parameter):
                     moved = nn.Parameter(moved, tensor.requires_grad)
                 self._fake.fake_tensor_converter.tensor_memo.clear()  # a tensor with references cannot be swapped
-                torch.utils.swap_tensors(tensor, moved)
+                torch.utils.swap_tensors(tensor, moved)  # type: ignore[no-untyped-call]
 
     def _compute(self, func: Any, args: Any, kwargs: Any) -> Any:
         if func is aten._local_scalar_dense.default:

@@ -7,7 +7,7 @@ attention too: their memory is bounded, and tracing every tile takes minutes.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
 
@@ -21,24 +21,26 @@ from agentrl.trainer.attention.kernels import GpuFlash, Kernel
 @cache
 def register() -> torch.library.Library:
     """Compute `scaled_dot_product_attention` of the fake accelerator by flash attention. A mask costs nothing."""
-    library = torch.library.Library("aten", "IMPL")
-    library.impl("scaled_dot_product_attention", flash, "AutogradPrivateUse1")
+    library = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
+    library.impl(  # type: ignore[no-untyped-call]
+        "scaled_dot_product_attention", flash, "AutogradPrivateUse1"
+    )
     return library
 
 
 @contextmanager
 def everywhere() -> Iterator[None]:
     """Until the block ends, all pieces of a forest on the fake accelerator are computed by flash attention."""
-    chosen = split.kernel_for
+    chosen: Callable[[Tensor, bool], Kernel] = vars(split)["kernel_for"]
 
     def kernel_for(q: Tensor, masked: bool) -> Kernel:
         return WITHOUT_MASK if q.device.type != "cpu" else chosen(q, masked)
 
-    split.kernel_for = kernel_for
+    setattr(split, "kernel_for", kernel_for)  # noqa: B010  imported there, so not exported to mypy
     try:
         yield
     finally:
-        split.kernel_for = chosen
+        setattr(split, "kernel_for", chosen)  # noqa: B010
 
 
 class WithoutMask(GpuFlash):
