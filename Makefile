@@ -79,11 +79,20 @@ bench: setup setup-peers setup-trl  ## Measure store, proxy, trainer, publishing
 	@$(PY) benchmarks/turns.py --out benchmarks/results/turns.json
 	@$(PY) benchmarks/wire.py --out benchmarks/results/wire.json
 	@$(PY) benchmarks/trainer.py --out benchmarks/results/trainer.json
+	@$(PY) benchmarks/attention.py --out benchmarks/results/attention.json
+	@$(PY) benchmarks/tree_gain.py --out benchmarks/results/tree_gain.json
+	@$(PY) benchmarks/hybrid.py --out benchmarks/results/hybrid.json
 	@$(PY) benchmarks/publish.py --out benchmarks/results/publish.json
 	@$(PY) benchmarks/bad_agents.py --out benchmarks/results/bad_agents.json
 	@$(PY) benchmarks/asynchrony.py --out benchmarks/results/asynchrony.json
 	@$(PY) benchmarks/hostile.py --out benchmarks/results/hostile.json
 	@$(PY) scripts/benchmark_tables.py > docs/benchmarks.md
+
+gpu:  ## On a GPU machine: the tests and benchmarks that need a GPU, into benchmarks/results/gpu.json (PYTHON=… chooses one)
+	@$(or $(PYTHON),$(if $(wildcard .venv-gpu/bin/python),.venv-gpu/bin/python,python3)) benchmarks/gpu.py
+
+gpu-rehearsal: setup  ## Every part of `make gpu` with tiny shapes on the CPU
+	@$(PY) benchmarks/gpu.py --rehearse
 
 crash: setup  ## kill -9 to random processes of training runs on both databases, for most of an hour
 	@AGENTRL_TEST_POSTGRES_URL=$$(sh scripts/postgres) $(PY) benchmarks/crash.py --out benchmarks/results/crash.json
@@ -96,4 +105,4 @@ kill-proxy: setup  ## kill -9 to the proxy's workers under load, on both databas
 mutants: setup setup-mutants  ## Change the pure modules in small ways; count the changes that no test notices (an hour; GROUPS="credit forks" for some)
 	@$(PY) scripts/mutants.py $(GROUPS)
 
-.PHONY: help setup setup-gyms setup-environments setup-agents setup-coders setup-servers setup-peers setup-trl setup-docs setup-lint setup-mutants demo demo-quick test test-long test-thorough coverage test-coders lint docs bench crash kill-proxy mutants
+.PHONY: help setup setup-gyms setup-environments setup-agents setup-coders setup-servers setup-peers setup-trl setup-docs setup-lint setup-mutants demo demo-quick test test-long test-thorough coverage test-coders lint docs bench gpu gpu-rehearsal crash kill-proxy mutants

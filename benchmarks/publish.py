@@ -34,7 +34,7 @@ from proxied import start_proxy, until_healthy
 from agentrl.configs.publish_config import PublishConfig
 from agentrl.configs.trainer_config import LoraConfig
 from agentrl.domain.schemas import VersionState
-from agentrl.engine.server_process import EngineSpec, free_port, launch
+from agentrl.engine.server_process import EngineSpec, free_port, launch, pick_device
 from agentrl.models import resolve_model
 from agentrl.store import Database, events, runs
 from agentrl.store.tables import weight_versions
@@ -60,7 +60,7 @@ def main() -> None:
         __doc__, rounds=(int, 5, "publishes by each transport"), fleets=(str, FLEETS, "what to measure")
     )
     report = harness.Report("publish")
-    with join_world("cpu") as world:
+    with join_world() as world:
         for name in options.fleets.split(","):
             measure(report, name, options.rounds, world)
     harness.finish(report, options.out)
@@ -152,7 +152,10 @@ class Run:
         facts = {"path": str(made.path), "checksum": made.checksum, "state": VersionState.PENDING, "created_at": 0.0}
         self.database.transact(lambda conn: conn.execute(weight_versions.insert().values(**row, **facts)))
         config = PublishConfig(**VARIANTS[variant])
-        publisher = Publisher(self.url, "admin-key", lambda _: True, config=config, compares=dtype)
+        compares = dtype if self.world.device.type == "cpu" else None  # digests are those of a CPU
+        publisher = Publisher(
+            self.url, "admin-key", lambda _: True, config=config, device=self.world.device, compares=compares
+        )
         start = time.monotonic()
         done = publisher.publish(self.version, 0, made.tensors)
         seconds = time.monotonic() - start
@@ -167,7 +170,15 @@ def served(folder: Path, fleet: Fleet, world: World) -> Iterator[Run]:
     """Engines, a proxy and a run until the block ends."""
     model, port = fleet.model, free_port()
     engines = [
-        launch(EngineSpec(model=model, port=free_port(), log_file=folder / f"engine{n}.log", dtype=fleet.dtype))
+        launch(
+            EngineSpec(
+                model=model,
+                port=free_port(),
+                log_file=folder / f"engine{n}.log",
+                dtype=fleet.dtype,
+                device=pick_device("auto"),
+            )
+        )
         for n in range(fleet.count)
     ]
     proxy = start_proxy(folder, [engine.url for engine in engines], port, model)

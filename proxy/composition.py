@@ -95,6 +95,7 @@ class ServedRun:
     base_model: str
     seed: int
     renderer: Renderer
+    call_settings: CallSettings
     upstreams: Mapping[str, Upstream]
 
 
@@ -122,6 +123,7 @@ def load_run(settings: Settings) -> ServedRun:
         base_model=str(run.base_model),
         seed=run.seed,
         renderer=renderer,
+        call_settings=CallSettings.of(config, Path(run.base_model)),
         upstreams=upstream_models.from_config(config.proxy.upstreams),
     )
 
@@ -154,7 +156,7 @@ async def running(app: FastAPI, settings: Settings, served: ServedRun) -> AsyncI
             pool=pool,
             heavy=heavy,
             metrics=metrics,
-            settings=CallSettings.of(config),
+            settings=served.call_settings,
             seeds=CallSeeds(served.seed, store) if config.engine.deterministic else None,
         )
         notes = DeliveryNotes(store)

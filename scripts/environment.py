@@ -55,6 +55,8 @@ PYTHON: str = getattr(sys, "_base_executable", sys.executable)  # not the Python
 CACHE = Path(os.environ.get("AGENTRL_CACHE") or Path.home() / ".cache" / "agentrl")
 TORCH_CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 STAMP = ".complete"
+FOR_GPUS = "python3 -m venv .venv-gpu && .venv-gpu/bin/pip install -e '.[gpu,lora,postgres]' (docs/gpus.md)"
+"""PyPI's torch for Linux is the CUDA build."""
 FREE_BYTES = 5 * 10**9
 PIPS = 2
 """How many pips install one environment side by side: each unpacks on one core."""
@@ -80,7 +82,16 @@ def main() -> int:
     if linked:
         ready = ".venv/bin/agentrl --help" if name in ("main", *ADDED) else f".venv-{name}/bin/python"
         print(f"setup: ready in {time.monotonic() - started:.0f} s ({ready})")
+        if name == "main" and (found := gpu()):
+            print(
+                f"setup: {found} shows a GPU, which .venv cannot use: its torch is a CPU build. For the GPU: {FOR_GPUS}"
+            )
     return 0
+
+
+def gpu(device: Path = Path("/dev/nvidia0")) -> str | None:
+    """What shows that this machine has an NVIDIA GPU; None without one."""
+    return str(device) if device.exists() else shutil.which("nvidia-smi")
 
 
 class SetupError(Exception):

@@ -16,6 +16,7 @@ NO_SKIPS = "AGENTRL_TEST_NO_SKIPS"
 DELIBERATE = {
     "TRL cannot be imported": "an environment of its own, for measurements alone (make setup-trl)",
     "this PyTorch has no oneDNN": "a matter of the processor",
+    "no GPU": "a matter of the machine (make gpu)",
     "Slurm's daemons": "need packages of the system and root (docs/slurm.md)",
     "no Chromium that starts": "a package of the system, which scripts/chromium installs where it may",
     "no isolation by bubblewrap": "a package of the system; the other isolation is tested everywhere",

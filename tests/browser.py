@@ -119,7 +119,8 @@ def until(page: Page, expression: str, most_s: float = 30.0) -> None:
 
 def axe_faults(page: Page) -> list[str]:
     """The serious and critical faults that axe-core finds, each with the element."""
-    page.evaluate(AXE.read_text())
+    if page.evaluate("typeof axe") == "undefined":
+        page.evaluate(AXE.read_text())
     found = page.evaluate("axe.run(document, {resultTypes: ['violations']})")
     return [
         f"{one['id']}: {node['html'][:160]} ({node['failureSummary'][:300]})"

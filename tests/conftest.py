@@ -21,6 +21,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # threads that wait for each othe
 import thoroughness  # noqa: F401 - chooses the profile of property tests
 from absences import pytest_make_collect_report, pytest_runtest_makereport, pytest_unconfigure  # noqa: F401 - hooks
 from databases import KINDS, Databases
+from long_tests import pytest_collection_modifyitems, pytest_configure  # noqa: F401 - hooks
 from serving import ENGINE_KEY, serving
 
 from agentrl.engine.server_process import Server
@@ -51,6 +52,15 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 def pytest_xdist_auto_num_workers() -> int:
     """One more than the cores (`-n auto`), as tests often wait for other processes; at most four, for their memory."""
     return min(len(os.sched_getaffinity(0)) + 1, 4)
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Tests marked `gpu` need one."""
+    if item.get_closest_marker("gpu") is not None:
+        import torch
+
+        if not torch.cuda.is_available():
+            pytest.skip("no GPU that torch can use")
 
 
 @pytest.fixture(scope="session")

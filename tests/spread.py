@@ -40,10 +40,16 @@ OWN_ENGINE = (
 RAY = "tests/agentrl/placement/ray/test_ray_placement.py"
 UNDIVIDED = (
     RAY,
+    "tests/agentrl/dashboard/test_browser_sign_in.py",
+    "tests/agentrl/dashboard/test_every_page.py",
+    "tests/agentrl/dashboard/test_hostile_text.py",
     "tests/agentrl/export/test_job.py",
     "tests/agentrl/rendering/",
+    "tests/agentrl/storage/test_storage_probe.py",
+    "tests/agentrl/storage/test_stored_folders.py",
     "tests/agentrl/store/audit/test_run_audit.py",
     "tests/agentrl/store/db/test_server_faults.py",
+    "tests/test_databases.py",
     "tests/trainer/",
 )
 FIRST = (ENGINE, *OWN_ENGINE, ADAPTER_ENGINE, RAY)

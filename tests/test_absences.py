@@ -31,7 +31,10 @@ def test_passes():
 """
 
 
-@pytest.mark.parametrize(("value", "outcome"), [("", "1 passed, 3 skipped"), ("1", "1 passed, 1 skipped, 2 errors")])
+@pytest.mark.parametrize(
+    ("value", "outcome"),
+    [pytest.param("", "1 passed, 3 skipped", marks=pytest.mark.long), ("1", "1 passed, 1 skipped, 2 errors")],
+)
 def test_a_suite_without_its_environment_fails_where_nothing_may_skip(tmp_path: Path, value: str, outcome: str) -> None:
     (tmp_path / "test_suite.py").write_text(SUITE)
     (tmp_path / "test_module.py").write_text("import pytest\npytest.importorskip('no_such_module')\n")

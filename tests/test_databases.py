@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import postgres
 import psycopg
@@ -11,10 +10,10 @@ import pytest
 from databases import Databases
 
 
-@pytest.fixture
-def lender(tmp_path: Path) -> Iterator[Databases]:
-    """Databases of this test's own."""
-    made = Databases(tmp_path)
+@pytest.fixture(scope="module")
+def lender(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Databases]:
+    """Databases of this module's own. Its tests follow each other: each borrows what the one before returned."""
+    made = Databases(tmp_path_factory.mktemp("lent"))
     yield made
     made.close()
 

@@ -141,3 +141,21 @@ def test_torch_is_installed_alone_and_all_else_by_its_hashes(
     (torch, _), *others = found
     assert torch == ["torch==2+cpu", "--extra-index-url", "x"]
     assert [pins for _, pins in others] == [["a==1 --hash=h"], ["b==2 --hash=h"]]
+
+
+def test_a_machine_with_a_gpu_is_told_what_to_install(
+    environment: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert environment.gpu(tmp_path / "nvidia0") is environment.shutil.which("nvidia-smi")
+    (tmp_path / "nvidia0").touch()
+    assert environment.gpu(tmp_path / "nvidia0") == str(tmp_path / "nvidia0")
+    monkeypatch.setattr(environment.sys, "argv", ["environment.py"])
+    monkeypatch.setattr(environment, "CACHE", tmp_path)
+    monkeypatch.setattr(environment, "build_shared", lambda shared, pins, lock, npm: None)
+    monkeypatch.setattr(environment, "link_checkout", lambda shared: True)
+    for found, said in (("/dev/nvidia0", True), (None, False)):
+        monkeypatch.setattr(environment, "gpu", lambda found=found: found)
+        assert environment.main() == 0
+        lines = capsys.readouterr().out.splitlines()
+        assert [line for line in lines if ".[gpu,lora,postgres]" in line and "/dev/nvidia0" in line] == lines[1:]
+        assert bool(lines[1:]) is said

@@ -6,7 +6,8 @@ Letters as in packing.py: P predictions, S loss tokens of one microbatch.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -18,6 +19,8 @@ from agentrl.trainer.algorithms.gae import value_losses
 from agentrl.trainer.algorithms.losses import LossTokens, policy_loss
 from agentrl.trainer.algorithms.packed_rows import Rows
 from agentrl.trainer.algorithms.user_functions import LossFunction, user_loss
+from agentrl.trainer.experts.load_balancing import load_balancing_loss, loads
+from agentrl.trainer.experts.routers import Choice
 from agentrl.trainer.masked_outputs import MeasuredOutputs
 from agentrl.trainer.metrics.step_stats import StepStats
 from agentrl.trainer.models.critic import Critic
@@ -25,29 +28,21 @@ from agentrl.trainer.models.policy import Policy
 from agentrl.trainer.nonfinite import Seen
 from agentrl.trainer.packing import Microbatch
 
-COUNTED = ("forward_tokens", "forward_predictions", "backward_tokens", "backward_predictions")
-"""The names of the counts that every rank keeps of the policy's passes."""
-
 
 @dataclass(slots=True)
 class Passes:
-    """The passes of the policy through one step, and their counts."""
+    """The passes of the policy through one step."""
 
     policy: Policy
     algorithm: Algorithm
     version: int  # of the policy before the step
     ages: Mapping[int, int]  # weight version that sampled → its age at this step
     loss_function: LossFunction | None = None  # the user's, in place of the algorithm's
-    counts: dict[str, float] = field(default_factory=lambda: dict.fromkeys(COUNTED, 0.0))
-
-    def count(self, kind: str, m: Microbatch) -> None:
-        """Count a `forward` or `backward` pass."""
-        self.counts[f"{kind}_tokens"] += len(m.input_ids_N)
-        self.counts[f"{kind}_predictions"] += len(m.sources_P)
+    router_aux_loss_coef: float = 0.0
+    _versions: tuple[Tensor, Tensor] | None = None  # those of `ages` in ascending order, and their ages
 
     def logprobs(self, m: Microbatch) -> Tensor:
         """(S,) log π of the loss tokens."""
-        self.count("forward", m)
         logprobs_P, _ = self.policy(m)
         logprobs_S: Tensor = logprobs_P[m.predictions_S]
         return logprobs_S
@@ -57,8 +52,8 @@ class Passes:
 
         `progress` is the share of the step's optimizer updates that are already made.
         """
-        self.count("forward", m)
-        logprobs_P, entropy_P = self.policy(m, entropy_gradient=bool(self.algorithm.entropy_coef), masked=m.masked)
+        with self._observing() as choices:
+            logprobs_P, entropy_P = self.policy(m, entropy_gradient=bool(self.algorithm.entropy_coef), masked=m.masked)
         logprobs_S, entropy_S = logprobs_P[m.predictions_S], entropy_P[m.predictions_S]
         measured = self._measured(m, logprobs_P.detach(), entropy_P.detach())
         tokens = LossTokens(
@@ -67,7 +62,7 @@ class Passes:
             behavior_S=m.behavior_S,
             advantages_S=m.advantages_S,
             trajectories=Rows(m.trajectories_S, m.sequences),
-            turns=Rows(m.turns_S, int(m.turns_S[-1]) + 1 if len(m.turns_S) else 0),
+            turns=Rows(m.turns_S, m.turns),
             keep_S=m.keep_S,
             reference_S=m.reference_S,
             entropy_S=entropy_S,
@@ -82,15 +77,37 @@ class Passes:
         if m.proximal_S is not None or not progress:  # logprobs of the policy before the step
             before_S = logprobs_S if m.proximal_S is None else m.proximal_S
             stats.compare(before_S, m, self.version)
+        if choices:
+            loss = loss + self._balance(choices, m, totals, stats)
         # a microbatch without loss tokens must still take part in the collective calls of the backward pass
         total: Tensor = loss + 0.0 * logprobs_P[: len(m.sources_P)].sum()
         return total
+
+    def _observing(self) -> AbstractContextManager[list[Choice]]:
+        routing = self.policy.routing
+        return nullcontext([]) if routing is None else routing.observing(logits=self.router_aux_loss_coef > 0)
+
+    def _balance(self, choices: list[Choice], m: Microbatch, totals: Totals, stats: StepStats) -> Tensor:
+        """This microbatch's share, by loss tokens, of the load-balancing loss. Adds the experts' loads to `stats`.
+
+        A context rank computes it for its own tokens, and has a share by their number.
+        """
+        disagreements, share = m.routes.disagreements if m.routes is not None else 0, self.policy.share(m)
+        held = len(m.input_ids_N) if share is None else share.held
+        if share is not None:
+            choices = [choice.first(held) for choice in choices]
+        stats.add_routing(loads(choices) * bool(m.trajectory_ids), disagreements)
+        if not self.router_aux_loss_coef or not held:
+            return m.advantages_S.new_zeros(())
+        tokens = len(m.advantages_S) * held / len(m.input_ids_N)
+        balance = load_balancing_loss(choices)
+        stats.add_balance(balance.detach() * tokens)
+        return self.router_aux_loss_coef * tokens / max(1.0, totals.tokens) * balance
 
     def _measured(self, m: Microbatch, logprobs_P: Tensor, entropy_P: Tensor) -> MeasuredOutputs | None:
         """What the pass found at the masked outputs."""
         if m.masked is None:
             return None
-        self.counts["forward_predictions"] += len(m.masked.sources_E)
         where_M = m.masked.predictions_M
         return MeasuredOutputs(logprobs_P[where_M], entropy_P[where_M], m.masked.trajectories_M)
 
@@ -99,9 +116,19 @@ class Passes:
         if self.algorithm.proximal == "behavior":
             return m.behavior_S
         if self.algorithm.proximal == "interpolate":
-            ages_S = torch.tensor([self.ages[v] for v in m.versions_S.tolist()], device=logprobs_S.device)
+            ages_S = self._ages(m.versions_S)
             return interpolated_proximal(logprobs_S, m.behavior_S, ages_S, progress)
         return logprobs_S if m.proximal_S is None else m.proximal_S
+
+    def _ages(self, versions_S: Tensor) -> Tensor:
+        """(S,) int64 ages, looked up on the device."""
+        if self._versions is None:
+            known = torch.tensor(sorted(self.ages.items()), dtype=torch.int64).reshape(-1, 2)
+            on = known.to(versions_S.device)
+            self._versions = on[:, 0].contiguous(), on[:, 1]
+        versions, ages = self._versions
+        found_S: Tensor = ages[torch.searchsorted(versions, versions_S)]
+        return found_S
 
 
 def value_loss(critic: Critic, m: Microbatch, totals: Totals, clip: float | None, stats: StepStats) -> Tensor:

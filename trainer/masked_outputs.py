@@ -40,7 +40,7 @@ class MaskedOutputs:
 
     def to(self, device: torch.device) -> MaskedOutputs:
         """The same tokens on `device`."""
-        return MaskedOutputs(*(getattr(self, name).to(device, non_blocking=True) for name in self.__slots__))
+        return MaskedOutputs(*(on_device(getattr(self, name), device) for name in self.__slots__))
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +50,12 @@ class MeasuredOutputs:
     logprobs_M: Tensor
     entropy_M: Tensor
     trajectories_M: Tensor  # int64
+
+
+def on_device(tensor: Tensor, device: torch.device) -> Tensor:
+    """The tensor on `device`. The copy to a GPU starts from pinned memory and is not waited for."""
+    pinned = tensor.pin_memory() if device.type == "cuda" and tensor.device.type == "cpu" else tensor
+    return pinned.to(device, non_blocking=True)
 
 
 def distinct_predictions(trained: Keys, masked: Keys) -> tuple[Keys, int, Places]:

@@ -17,7 +17,8 @@ from torch import Tensor
 from agentrl.domain.batching import PrefixTree, balance, build_tree, line_up, pack, split_by_budget
 from agentrl.domain.schemas import GREEDY_BELOW, Float32, Int32, TrajectoryTokens
 from agentrl.trainer.attention.tree import Tree
-from agentrl.trainer.masked_outputs import Keys, MaskedOutputs, Places, distinct_predictions
+from agentrl.trainer.experts.node_routes import NodeRoutes, node_routes
+from agentrl.trainer.masked_outputs import Keys, MaskedOutputs, Places, distinct_predictions, on_device
 
 UNPACKED = 0
 """The token budget of models that cannot be packed: a microbatch then has one unit, computed sequence by sequence."""
@@ -79,26 +80,24 @@ class Microbatch:
     turns_S: Tensor  # int64, the turn of each loss token, counted from 0 over all trajectories
     lengths: tuple[int, ...]  # unpacked: of the sequences that make up the N tokens; packed: empty
     trajectory_ids: tuple[str, ...]  # of those trajectories, in their order
+    sequences: int  # trajectories with loss tokens
+    turns: int  # of those, up to the last with loss tokens
+    pairs: int  # of a node and one that it attends to
     proximal_S: Tensor | None = field(default=None)  # float32, set when it is known
     reference_S: Tensor | None = field(default=None)  # float32, where there is a reference policy
     values_S: Tensor | None = field(default=None)  # float32, where there is a critic: its values before the step
     targets_S: Tensor | None = field(default=None)  # float32, where there is a critic
     keep_S: Tensor | None = field(default=None)  # bool, set where an algorithm leaves tokens out
     masked: MaskedOutputs | None = field(default=None)  # where samples with such tokens are measured
-
-    @property
-    def sequences(self) -> int:
-        """Trajectories with loss tokens."""
-        return int(self.trajectories_S[-1]) + 1 if len(self.trajectories_S) else 0
+    routes: NodeRoutes | None = field(default=None)  # where trajectories have recorded experts
 
     def to(self, device: torch.device) -> Microbatch:
         """The same microbatch on `device`."""
         moved: dict[str, Any] = {
-            n: value.to(device, non_blocking=True)
-            for n in self.__slots__
-            if isinstance(value := getattr(self, n), Tensor)
+            n: on_device(value, device) for n in self.__slots__ if isinstance(value := getattr(self, n), Tensor)
         }
-        return replace(self, **moved, tree=self.tree.to(device), masked=self.masked and self.masked.to(device))
+        masked, routes = self.masked and self.masked.to(device), self.routes and self.routes.to(device)
+        return replace(self, **moved, tree=self.tree.to(device), masked=masked, routes=routes)
 
 
 def make_units(samples: Sequence[Sample], budget: int) -> list[Unit]:
@@ -198,12 +197,14 @@ def _microbatch(tree: PrefixTree, samples: Sequence[Sample], lengths: tuple[int,
         return torch.from_numpy(np.concatenate([np.empty(0, dtype), *arrays]).astype(dtype))
 
     def known(name: str) -> Tensor | None:
-        """The attribute at loss tokens; None where samples do not have it."""
+        """The attribute at loss tokens; None where samples do not have it; empty without samples."""
         arrays = [getattr(s, name) for s in samples]
-        if not arrays or arrays[0] is None:
+        if arrays and arrays[0] is None:
             return None
         return joined((array[w] for array, w in zip(arrays, masks, strict=True)), np.float32)
 
+    trajectories_S = joined((np.full(len(w), i) for i, w in enumerate(masks)), np.int64)
+    turns_S = joined((t + n for t, n in zip(turns, first, strict=False)), np.int64)
     return Microbatch(
         input_ids_N=torch.from_numpy(tree.token_ids.astype(np.int64)),
         positions_N=torch.from_numpy(tree.positions.astype(np.int64)),
@@ -216,16 +217,25 @@ def _microbatch(tree: PrefixTree, samples: Sequence[Sample], lengths: tuple[int,
         behavior_S=joined((s.tokens.logprobs[w] for s, w in zip(samples, masks, strict=True)), np.float32),
         versions_S=joined((s.tokens.versions[w] for s, w in zip(samples, masks, strict=True)), np.int64),
         kv_mixed_S=joined((s.tokens.kv_mixed[w] for s, w in zip(samples, masks, strict=True)), np.bool_),
-        trajectories_S=joined((np.full(len(w), i) for i, w in enumerate(masks)), np.int64),
-        turns_S=joined((t + n for t, n in zip(turns, first, strict=False)), np.int64),
+        trajectories_S=trajectories_S,
+        turns_S=turns_S,
         lengths=lengths,
         trajectory_ids=tuple(s.tokens.trajectory_id for s in samples),
+        sequences=_rows(trajectories_S),
+        turns=_rows(turns_S),
+        pairs=int(tree.positions.sum(dtype=np.int64)) + len(tree),
         proximal_S=known("proximal"),
         reference_S=known("reference"),
         values_S=known("values"),
         targets_S=known("targets"),
         masked=masked,
+        routes=node_routes(len(tree), tree.paths, [s.tokens.routed for s in samples]),
     )
+
+
+def _rows(of_S: Tensor) -> int:
+    """How many rows ascending row numbers need."""
+    return int(of_S[-1]) + 1 if len(of_S) else 0
 
 
 def _keys(samples: Sequence[Sample], tree: PrefixTree, tokens: Sequence[Places]) -> Keys:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from agentrl.domain.evaluation import Evaluation
 from agentrl.domain.schemas import Batch, ResumePlan, TokenFacts
@@ -101,6 +102,10 @@ class Lineage:
 
     def record(self, kind: str, start: float, end: float, **data: object) -> None:
         """Add an event with a start and an end to the run's timeline."""
+
+    def started_with(self) -> dict[str, Any]:
+        """What the run's newest trainer has recorded at its start; nothing before the first."""
+        return {}
 
     def finish(self) -> None:
         """Record that the run has all of its steps."""

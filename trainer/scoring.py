@@ -9,6 +9,7 @@ advantages do not depend on how the batch was cut. T, S: as in packing.py.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import cached_property
 
 import numpy as np
@@ -47,7 +48,7 @@ def make_samples(
     if algorithm.needs_reference:
         assert models.reference is not None
         with models.reference.in_place():
-            reference = scorer.score(lambda m: models.policy(m)[0])
+            reference = scorer.score(lambda m: models.policy(replace(m, routes=None))[0])  # routing_replay.py
         if algorithm.kl == "reward":
             logprobs = scorer.score(lambda m: models.policy(m)[0])
             reshard(models.policy)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from agentrl.configs.run_config import RunConfig
+from agentrl.configs.trainer_config import Auto
 from agentrl.domain.evaluation import Evaluation
 from agentrl.domain.schemas import Batch, Json, ResumePlan, StepState, TokenFacts
 from agentrl.errors import UserError
@@ -193,12 +194,18 @@ class StoredLineage(Lineage):
         facts: Json = {"start": start, "end": end, **data}
         self.database.transact(events.record, self.run_id, kind, facts, "trainer", new_id())
 
+    def started_with(self) -> Json:
+        """What the run's newest trainer has recorded at its start; nothing before the first."""
+        recorded = self.database.query(events.newest_of, self.run_id, events.TRAINER_STARTED)
+        return {} if recorded is None else dict(recorded.data)
+
     def finish(self) -> None:
         """Record that the run has all of its steps."""
         self.database.transact(steps.finish, self.run_id, self.epoch)
 
 
-def _was_checkpointed(step: Any, checkpoint_every: int) -> bool:
+def _was_checkpointed(step: Any, checkpoint_every: int | Auto) -> bool:
     """Whether a step left a checkpoint. Older releases did not record this; for their steps the interval decides."""
     checkpointed = step.metrics.get(CHECKPOINTED)
-    return bool(step.step >= checkpoint_every if checkpointed is None else checkpointed)
+    interval = 1 if checkpoint_every == "auto" else checkpoint_every
+    return bool(step.step >= interval if checkpointed is None else checkpointed)

@@ -29,7 +29,7 @@ from agentrl.domain.schemas import Batch, TokenFacts, TrainedBatch, TrajectoryTo
 from agentrl.errors import NonFiniteError, UserError
 from agentrl.trainer.algorithms.user_functions import AdvantageFunction, Functions, LossFunction
 from agentrl.trainer.checkpoints.checkpoint import StepRecord
-from agentrl.trainer.distributed import World
+from agentrl.trainer.distributed import HEARTBEAT_S, World
 from agentrl.trainer.learning_rate import learning_rate, set_learning_rate
 from agentrl.trainer.metrics.batch_metrics import Metrics, finite
 from agentrl.trainer.metrics.fact_collector import FactCollector, chosen
@@ -39,21 +39,20 @@ from agentrl.trainer.optimizer import make_optimizer
 from agentrl.trainer.packing import Sample
 from agentrl.trainer.publish import weights
 from agentrl.trainer.publish.publish_client import Publisher
-from agentrl.trainer.run import gpu_turn
+from agentrl.trainer.run import gpu_turn, over_budget
 from agentrl.trainer.run.publish_step import publish
 from agentrl.trainer.run.resume import resume
 from agentrl.trainer.run.saved_step import Saved, finish_writing, remove_old, save
 from agentrl.trainer.run.step_profile import profiled
 from agentrl.trainer.run.step_report import line, log_samples, sinks_of, step_metrics, trained_trajectories
 from agentrl.trainer.run.stored_checkpoints import stored_checkpoints, stored_weights
+from agentrl.trainer.run.trainer_start import started
 from agentrl.trainer.run.trainer_state import Trainer, say
 from agentrl.trainer.run_lineage import Lineage
 from agentrl.trainer.scoring import make_samples
 from agentrl.trainer.stop import Stop
 from agentrl.trainer.update import update_policy
 
-HEARTBEAT_S = 60.0
-"""How often rank 0 tells the other ranks that it still waits: far below the time-out of collective calls."""
 POLL_S = 1.0
 LONGEST_REASON = 100
 NOT_ACCEPTED = "should_accept"
@@ -232,6 +231,7 @@ def opened(
     be used. With `from_base` such a run is rolled back instead, and trained again from the base weights.
     """
     torch.manual_seed(config.seed)
+    config = started(config, base_model, world, lineage)
     models = make_models(base_model, config.trainer, world)
     optimizer = make_optimizer(models.policy, config.trainer)
     functions = Functions.of(config.trainer.algorithm)
@@ -270,7 +270,7 @@ def learn(t: Trainer, batch: Batch, functions: Functions) -> tuple[list[Sample],
     """
     config = t.config.trainer
     samples = make_samples(
-        batch.trajectories, config.algorithm, t.models, config.tokens_per_microbatch, t.world, functions.advantage
+        batch.trajectories, config.algorithm, t.models, config.token_budget, t.world, functions.advantage
     )
     lr = learning_rate(batch.step, t.config.steps, config)
     set_learning_rate(t.optimizer, lr)
@@ -300,9 +300,11 @@ def next_batch(t: Trainer, should_accept: ShouldAccept | None = None) -> tuple[B
     while True:
         stopping = t.stop.is_set() or t.lineage.is_stopping()
         batch = None if stopping else t.lineage.wait_for_batch(t.step + 1, HEARTBEAT_S, t.stop.wait)
-        if batch is not None and should_accept is not None and (reasons := refused(batch, should_accept)):
-            t.lineage.refuse(batch, reasons)
-            batch = None
+        if batch is not None:
+            reasons = refused(batch, should_accept) if should_accept is not None else {}
+            if reasons := over_budget.refused_groups(t, batch.trajectories) | reasons:
+                t.lineage.refuse(batch, reasons)
+                batch = None
         batch, stopping = t.world.share((batch, stopping))
         if stopping:
             return None, 0.0

@@ -27,7 +27,8 @@ from agentrl.trainer.distributed import World
 from agentrl.trainer.forward_pass import Passes, value_loss
 from agentrl.trainer.metrics.batch_metrics import Metrics
 from agentrl.trainer.metrics.fact_collector import FactCollector
-from agentrl.trainer.metrics.flops import Work, is_dense, update_flops
+from agentrl.trainer.metrics.flops import PassCounts, update_flops
+from agentrl.trainer.metrics.model_shape import shape_of
 from agentrl.trainer.metrics.step_stats import StepStats, mean
 from agentrl.trainer.models.critic import Learner, explained_variance
 from agentrl.trainer.models.policy import Body, Policy
@@ -35,6 +36,8 @@ from agentrl.trainer.models.sharding import backward, reshard
 from agentrl.trainer.nonfinite import NonFinite, OnNonFinite, culprits, stop
 from agentrl.trainer.optimizer import clip_gradients
 from agentrl.trainer.packing import Microbatch, Sample, Unit, collate_share, make_units, plan
+from agentrl.trainer.parallel.tensor_parallel import average_replicated
+from agentrl.trainer.recurrence.carrying import carriers
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,9 +98,9 @@ def update_policy(
     """
     if token_facts is not None:
         samples = token_facts.marked(samples)
-    passes = Passes(policy, config.algorithm, version, ages, loss)
+    passes = Passes(policy, config.algorithm, version, ages, loss, config.router_aux_loss_coef)
     update = Update(passes, optimizer, learner, config, world, on_nonfinite, token_facts=token_facts)
-    work = plan_update(samples, policy.budget(config.tokens_per_microbatch), config, world)
+    work = plan_update(samples, policy.budget(config.token_budget), config, world)
     score(update, work, has_proximal=samples[0].proximal is not None)
     learn(update, work)
     return _metrics(update, samples)
@@ -166,6 +169,8 @@ def learn(update: Update, work: Plan) -> None:
         totals = _plus(_totals(microbatches, update.world), work.silent_totals, 1 / count)
         _mask_outliers(update, microbatches)
         stats = _accumulate_gradients(update, microbatches, totals, done / count)
+        for _, model, _ in update.models:
+            average_replicated(model, update.world.mesh)
         norms = {name: clip_gradients(model, update.config.grad_clip) for name, model, _ in update.models}
         finite = _is_finite(update, stats, norms, f"minibatch {done + 1} of {count}")
         for name, _, optimizer in update.models:
@@ -190,7 +195,6 @@ def _accumulate_gradients(
         more = update.config.keep_gathered and i < len(microbatches)
         loss = update.passes.loss(m, totals, progress, stats)
         backward(update.passes.policy, loss, update.world, more=more)
-        update.passes.count("backward", m)
         if update.learner:
             critic = update.learner.critic
             backward(critic, value_loss(critic, m, totals, algorithm.value_clip, stats), update.world, more=more)
@@ -216,6 +220,7 @@ def _mask_outliers(update: Update, microbatches: Sequence[Microbatch]) -> None:
 def _is_finite(update: Update, stats: StepStats, norms: Mapping[str, float], where: str) -> bool:
     """Whether loss, gradients and logprobs are finite. If they are not, calls `on_nonfinite`. Collective."""
     algorithm, world = update.passes.algorithm, update.world
+    stats.settle()
     bad = sum(int((~log_ratio_S.isfinite()).sum()) for log_ratio_S in stats.log_ratios)
     losses = ("loss", "value_loss") if algorithm.needs_critic else ("loss",)
     figures = world.total({name: stats.sums[name] for name in losses} | {"infinite_logprobs": float(bad)}) | dict(norms)
@@ -235,6 +240,8 @@ def _metrics(update: Update, samples: Sequence[Sample]) -> Metrics:
     metrics = update.stats.metrics(
         len(update.grad_norms["grad_norm"]), algorithm, update.world, own_loss=update.passes.loss_function is not None
     ) | _flops(update)
+    if policy.routing is not None:
+        metrics |= update.stats.routing_metrics(update.world, balances=update.config.router_aux_loss_coef > 0)
     if update.learner:
         metrics["explained_variance"] = explained_variance(samples)
     return (
@@ -245,10 +252,15 @@ def _metrics(update: Update, samples: Sequence[Sample]) -> Metrics:
 
 
 def _flops(update: Update) -> Metrics:
-    """Floating-point operations of the update's passes, over all ranks, where they can be counted. Collective."""
-    policy, counts = update.passes.policy, update.world.total(update.passes.counts)
+    """Floating-point operations of all passes since the last update, those of scoring included, over all ranks, where
+    they can be counted. Collective.
+    """
+    policy = update.passes.policy
     model = policy.lm.config.to_dict()
-    if policy.unpacked or not is_dense(model):
+    counts = update.world.total(
+        {f"{name}/{kind}": n for name, body, _ in update.models for kind, n in body.counted.taken().items()}
+    )
+    if policy.unpacked or carriers(policy.lm) or shape_of(model) is None:
         return {}
-    passes = ((counts[f"{kind}_tokens"], counts[f"{kind}_predictions"]) for kind in ("forward", "backward"))
-    return {"flops": update_flops(model, Work(*passes), update.config)}
+    passes = (PassCounts.of(counts, f"{name}/") for name, *_ in update.models)
+    return {"flops": sum(update_flops(model, one, update.config) for one in passes)}

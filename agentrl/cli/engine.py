@@ -26,12 +26,18 @@ def engine(
     device: Annotated[
         Literal["auto", "cpu", "cuda"], typer.Option(help="auto uses CUDA when it is available.")
     ] = "auto",
-    dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16.")] = "float32",
+    dtype: Annotated[
+        Literal["auto", "float32", "bfloat16", "float16"],
+        typer.Option(help="Type of weights and activations; auto: bfloat16 on a GPU, float32 on a CPU."),
+    ] = "auto",
     max_total_tokens: Annotated[
         int | None,
         typer.Option(min=1, help="Key/value cache size, in tokens; default: 16384 on a CPU, what fits on a GPU."),
     ] = None,
-    max_running_requests: Annotated[int, typer.Option(min=1, help="Requests decoded together.")] = 64,
+    max_running_requests: Annotated[
+        int | None,
+        typer.Option(min=1, help="Requests decoded together; default: 64 on a CPU, the server's choice on a GPU."),
+    ] = None,
     start_timeout_s: Annotated[float, typer.Option(min=1, help="Timeout of a start.")] = 300.0,
     log_file: Annotated[
         Path | None, typer.Option(help="File for SGLang's output; default: runs/engine-PORT.log.")
@@ -42,6 +48,12 @@ def engine(
     deterministic: Annotated[
         bool,
         typer.Option("--deterministic", help="Use each call's own sampling seed, for runs with engine.deterministic."),
+    ] = False,
+    routed_experts: Annotated[
+        bool,
+        typer.Option(
+            "--routed-experts", help="Report a mixture's experts, for runs with trainer.routing_replay: engine."
+        ),
     ] = False,
     lora_rank: Annotated[int, typer.Option(min=0, help="Largest rank of adapters that can be loaded; 0: none.")] = 0,
     lora_target: Annotated[
@@ -78,6 +90,7 @@ def engine(
     from rich.text import Text
 
     from agentrl.configs.config_files import load_config
+    from agentrl.configs.engine_config import default_dtype
     from agentrl.configs.trainer_config import ALL_LINEAR
     from agentrl.console import Console
     from agentrl.engine.membership import Place
@@ -122,12 +135,13 @@ def engine(
             host=host,
             port=port,
             device=device,
-            dtype=dtype,
+            dtype=default_dtype(device) if dtype == "auto" else dtype,
             max_total_tokens=max_total_tokens,
             max_running_requests=max_running_requests,
             log_file=log_file,
             seed=seed,
             deterministic=deterministic,
+            routed_experts=routed_experts,
             lora_rank=lora_rank,
             lora_targets=tuple(lora_target or [ALL_LINEAR]),
             key=key,

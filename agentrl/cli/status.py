@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from agentrl import trainer_facts
 from agentrl.cli.located import DatabaseUrl, Store, connected, find
 from agentrl.domain import evaluation
 from agentrl.domain.schemas import Json
@@ -203,6 +204,8 @@ def _facts(found: Json) -> RenderableType:
         reward = "" if step["return_mean"] is None else f", return {step['return_mean']:.3g}"
         age = "" if step["staleness_max"] is None else f", oldest token {step['staleness_max']} versions"
         rows.append(("newest step", f"{step['step']} ({step['state']}){reward}{age}"))
+    if found.get("trainer"):
+        rows.append(("trainer", trainer_facts.line(found["trainer"])))
     table = Table.grid(padding=(0, 2))
     table.add_column(style="bold")
     for row in rows:

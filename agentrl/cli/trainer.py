@@ -79,7 +79,8 @@ def trainer(
     stop.install()
     model = resolve_model(run.model)
     ranks = run.resources.trainer
-    with told(), join_world(run.trainer.device, run.trainer.threads, ranks.replicas, ranks.tensor) as world:
+    groups = (ranks.replicas, ranks.tensor, ranks.context, ranks.experts)
+    with told(), join_world(run.trainer.device, run.trainer.threads, *groups) as world:
 
         def trained(lineage: Lineage, publisher: Publisher | None) -> bool:
             if run.trainer.script is None:
@@ -93,7 +94,7 @@ def trainer(
         database = Database(database_url(run))
         try:
             on_cpu = run.engine.device != "cuda" and world.device.type == "cpu"
-            compares = engine_dtype(run) if on_cpu else None
+            compares = engine_dtype(run, world.device) if on_cpu else None
             if run.publish.verify and compares is None:
                 say("publish.verify has no effect: the trainer can compute weight digests only for engines on a CPU")
             publisher = Publisher(

@@ -68,7 +68,8 @@ def _tune(config: AnyConfig) -> None:
     stop = Stop()
     stop.install()
     ranks = config.resources.trainer
-    with join_world(config.trainer.device, config.trainer.threads, ranks.replicas, ranks.tensor) as world:
+    groups = (ranks.replicas, ranks.tensor, ranks.context, ranks.experts)
+    with join_world(config.trainer.device, config.trainer.threads, *groups) as world:
         if world.leads:
             with locked(config.run_dir), bar(config.method) as progress:
                 tuning_config.keep(config)

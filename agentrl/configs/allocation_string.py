@@ -4,8 +4,8 @@
     sglang:d4t2|fsdp:d8     the same parts on the same 8 GPUs
 
 An item is BACKEND:SIZES, or BACKEND[ROLE]:SIZES with the role `rollout` or `actor`. SIZES are a letter and a number
-each: `d` copies (engines) or shards (trainer), `t` tensor parallel, `p` pipeline parallel, `e` expert parallel. AReaL's
-older form with a dot in place of the colon, and a trainer without a backend, are read too.
+each: `d` copies (engines) or shards (trainer), `t` tensor parallel, `p` pipeline parallel, `e` expert parallel, `c`
+context parallel. AReaL's older form with a dot in place of the colon, and a trainer without a backend, are read too.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ MAX_LENGTH = 200
 
 ENGINE_SIZES: Mapping[str, str] = {"d": "count", "t": "tensor", "p": "pipeline", "e": "experts"}
 """The key of `resources.engines` that each letter sets."""
-TRAINER_SIZES = "dt"
+TRAINER_SIZES = "dtce"
 ROLES: Mapping[str, str] = {"sglang": "rollout", "fsdp": "actor"}
 """The backends that agentrl starts, and what each is for."""
 
@@ -73,8 +73,9 @@ def _engines(sizes: Sizes) -> dict[str, int]:
 
 def _trainer(sizes: Sizes) -> dict[str, int]:
     _refuse(sizes, TRAINER_SIZES, "fsdp")
-    tensor = sizes.get("t", 1)
-    return {"ranks": sizes.get("d", 1) * tensor, "tensor": tensor}
+    tensor, context = sizes.get("t", 1), sizes.get("c", 1)
+    others = {key: sizes[letter] for letter, key in (("c", "context"), ("e", "experts")) if letter in sizes}
+    return {"ranks": sizes.get("d", 1) * tensor * context, "tensor": tensor, **others}
 
 
 def _refuse(sizes: Sizes, served: Mapping[str, str] | str, backend: str) -> None:

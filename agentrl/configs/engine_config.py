@@ -8,7 +8,14 @@ from pydantic import Field, field_validator, model_validator
 
 from agentrl.configs.section import Positive, Seconds, Section, plain_address
 
+CPU_REQUESTS = 64
+"""What `max_running_requests: null` means on a CPU."""
 NAME = r"^[A-Za-z0-9][A-Za-z0-9_-]{0,63}$"
+
+
+def default_dtype(device: Literal["cpu", "cuda"]) -> Literal["float32", "bfloat16"]:
+    """The type that `dtype: auto` means for engines and trainer."""
+    return "bfloat16" if device == "cuda" else "float32"
 
 
 class EngineConfig(Section):
@@ -18,8 +25,10 @@ class EngineConfig(Section):
     """The inference server of the engines."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """`auto` uses CUDA when torch finds a GPU."""
-    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
-    """Type of the engines' weights and activations, also for `urls`. Weights are published in this type."""
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    """Type of the engines' weights and activations, also for `urls`. Weights are published in this type. `auto`:
+    `bfloat16` on a GPU, `float32` on a CPU.
+    """
     max_total_tokens: Positive | None = None
     """Size of the key/value cache, in tokens; null: 16,384 on a CPU, and what fits in memory_fraction on a GPU."""
     memory_fraction: Annotated[float, Field(gt=0, lt=1)] | None = None
@@ -34,8 +43,10 @@ class EngineConfig(Section):
     """Type of the key/value cache, for example `fp8_e4m3`; null: as the activations."""
     quantization: Annotated[str, Field(pattern=NAME)] | None = None
     """Quantization of the weights, for example `fp8`; null: none."""
-    max_running_requests: Positive = 64
-    """Requests decoded together; further requests wait in the engine's queue."""
+    max_running_requests: Positive | None = None
+    """Requests decoded together; further requests wait in the engine's queue. null: 64 on a CPU, and what the server
+    chooses on a GPU.
+    """
     start_timeout_s: Seconds = 300.0
     """Timeout of each start of a server; then the run fails. For `urls`: the run fails if none of them is serving by
     then.
@@ -54,6 +65,10 @@ class EngineConfig(Section):
     @classmethod
     def _are_plain_addresses(cls, value: list[str]) -> list[str]:
         return [plain_address(url, "; use AGENTRL_ENGINE_KEY") for url in value]
+
+    def dtype_on(self, device: Literal["cpu", "cuda"]) -> Literal["float32", "bfloat16", "float16"]:
+        """The type on the engines' device."""
+        return default_dtype(device) if self.dtype == "auto" else self.dtype
 
     @model_validator(mode="after")
     def _can_be_started(self) -> EngineConfig:

@@ -51,15 +51,38 @@ class TrainerSizes(Section):
     """Ranks over which each block's matrix products are split, by the model's plan in transformers (tensor
     parallel).
     """
+    context: Positive = 1
+    """Ranks over which the tokens of each microbatch are divided (context parallel): the longest trajectory that fits
+    grows with them. At most the number of heads.
+    """
+    experts: Positive = 1
+    """Ranks over which the experts of a mixture are divided (expert parallel); a divisor of ranks / replicas, and 1 or
+    a multiple of `tensor`. The ranks of a tensor group divide the experts in any case.
+    """
 
     @model_validator(mode="after")
     def _ranks_are_shared_out(self) -> Self:
         if self.ranks % self.replicas:
             raise ValueError(f"ranks {self.ranks} is not a multiple of replicas {self.replicas}")
-        parts = self.replicas * self.tensor
-        if self.ranks % parts:
+        shards = self.ranks // self.replicas
+        if shards % self.tensor:
+            parts = self.replicas * self.tensor
             raise ValueError(f"ranks {self.ranks} is not a multiple of replicas × tensor = {parts}")
+        groups, sharing = shards // self.tensor, [n for n in range(1, shards + 1) if shards % n == 0]
+        if groups % self.context:
+            near = _nearest(self.context, [n for n in range(1, groups + 1) if groups % n == 0])
+            raise ValueError(f"context {self.context} does not divide ranks / (replicas × tensor) = {groups}; {near}")
+        if self.experts not in (valid := [n for n in sharing if n == 1 or n % self.tensor == 0]):
+            near = _nearest(self.experts, valid)
+            multiple = f" in multiples of tensor {self.tensor}" if self.tensor > 1 else ""
+            raise ValueError(f"experts {self.experts} does not divide ranks / replicas = {shards}{multiple}; {near}")
         return self
+
+
+def _nearest(asked: int, valid: list[int]) -> str:
+    """The valid numbers around one that is not."""
+    near = [*[n for n in valid if n < asked][-1:], *[n for n in valid if n > asked][:1]]
+    return f"{' or '.join(map(str, near))} would"
 
 
 class TrainerResources(TrainerSizes):

@@ -12,6 +12,9 @@ from agentrl.configs.section import NonNegative, Positive, Seconds, Section
 
 ALL_LINEAR = "all-linear"
 """Selects all linear layers except the output head."""
+Auto = Literal["auto"]
+CPU_TOKENS = 4096
+"""What `tokens_per_microbatch: auto` means on a CPU."""
 
 
 class AdapterConfig(Section):
@@ -23,7 +26,7 @@ class AdapterConfig(Section):
     """Scale of an adapter: its product is multiplied by alpha / rank."""
     targets: Annotated[list[str], Field(min_length=1)] = Field(default_factory=lambda: [ALL_LINEAR])
     """Names of the linear layers that get an adapter, for example `q_proj`; `all-linear`: all except the
-    output head.
+    output head. Experts of a mixture that are one tensor get none.
     """
 
 
@@ -60,12 +63,16 @@ class UpdateConfig(Section):
     train_layers: Positive | None = None
     """Train only the top N decoder blocks and the final norm; null: train all layers."""
     lora: AdapterConfig = AdapterConfig()
-    tokens_per_microbatch: Positive = 4096
-    """Packing budget: tokens per forward pass. A model without packing takes one sequence of any length."""
+    tokens_per_microbatch: Positive | Auto = "auto"
+    """Packing budget: tokens per forward pass and context rank. `auto`: 4,096 on a CPU; on a GPU what its memory holds
+    beside the model. A model without packing takes one sequence of any length.
+    """
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """`auto` uses CUDA when torch finds a GPU."""
-    dtype: Literal["float32", "bfloat16"] = "float32"
-    """Compute type; master weights are float32."""
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    """Compute type; master weights are float32. `auto`: `bfloat16` on a GPU, `float32` on a CPU; a run keeps the type
+    that it began with.
+    """
     attention: Literal["auto", "split", "flex"] = "auto"
     """Attention of packed sequences: `split` in pieces, on any device; `flex` by FlexAttention, compiled for a GPU;
     `auto`: `flex` on CUDA, `split` on a CPU.
@@ -75,6 +82,10 @@ class UpdateConfig(Section):
     activation_checkpointing: bool = False
     """Keep only the input of each decoder block and recompute the block in the backward pass: less memory,
     more time.
+    """
+    activation_offload: bool = False
+    """Keep the inputs of checkpointed blocks in pinned CPU memory until the backward pass (CUDA only; with
+    `activation_checkpointing`): memory for activations no longer grows with the number of blocks.
     """
     keep_gathered: bool = False
     """With several ranks, gather weights once per update, keep them until the last microbatch, and reduce gradients
@@ -93,18 +104,28 @@ class UpdateConfig(Section):
     def _one_part_is_trained(self) -> Self:
         if self.lora.rank and self.train_layers:
             raise ValueError("lora and train_layers cannot be combined")
+        if self.activation_offload and not self.activation_checkpointing:
+            raise ValueError("activation_offload needs activation_checkpointing: true")
         return self
+
+    @property
+    def token_budget(self) -> int:
+        """`tokens_per_microbatch` as a number. A trainer first replaces `auto` (`trainer/run/trainer_start.py`)."""
+        return CPU_TOKENS if self.tokens_per_microbatch == "auto" else self.tokens_per_microbatch
 
 
 CHANGEABLE_OF_TRAINER = (
     "resources.trainer.ranks",
     "resources.trainer.replicas",
     "resources.trainer.tensor",
+    "resources.trainer.context",
+    "resources.trainer.experts",
     "trainer.device",
     "trainer.threads",
     "trainer.attention",
     "trainer.tokens_per_microbatch",
     "trainer.activation_checkpointing",
+    "trainer.activation_offload",
     "trainer.keep_gathered",
     "trainer.cpu_offload",
     "trainer.checkpoint_every",
@@ -137,6 +158,10 @@ class TrainerConfig(UpdateConfig):
     """Treatment of older tokens: `mask` removes them from the loss; `drop` removes their trajectory and keeps its
     reward.
     """
+    over_budget: Literal["compute", "refuse"] = "compute"
+    """Treatment of a trajectory with more tokens than `tokens_per_microbatch` × `resources.trainer.context`: `compute`
+    trains it in a microbatch of its own; `refuse` never trains its group, and another group takes the place.
+    """
     minibatches: Positive = 1
     """Optimizer updates per step; the batch is split into whole groups."""
     algorithm: Algorithm = Algorithm()
@@ -151,6 +176,12 @@ class TrainerConfig(UpdateConfig):
     """Reference policy of `kl_coef`: a model folder, a checkpoint, or a folder in a run's `weights/` whose tensors
     replace the base model's; null: the base model.
     """
+    routing_replay: Literal["off", "engine"] = "off"
+    """Experts of a mixture-of-experts model: `off`: the trainer's routers choose; `engine`: engines report the experts
+    that they chose, and the policy's passes use them ([mixtures](trainer.md#mixtures-of-experts)).
+    """
+    router_aux_loss_coef: Annotated[float, Field(ge=0)] = 0.0
+    """Weight of the load-balancing loss of a mixture's routers; 0: none."""
     nonfinite: Literal["stop", "skip"] = "stop"
     """On a NaN or infinite loss or gradient: `stop` fails the run, `skip` leaves out the minibatch. An event names the
     trajectories.
@@ -164,8 +195,11 @@ class TrainerConfig(UpdateConfig):
     """Time after Ctrl-C in which the trainer can finish and save the current step. A second Ctrl-C kills it; a resume
     then repeats the step.
     """
-    checkpoint_every: Positive = 1
-    """Steps between durable checkpoints. A resume rolls back the steps after the newest one and trains them again."""
+    checkpoint_every: Positive | Auto = "auto"
+    """Steps between durable checkpoints. A resume rolls back the steps after the newest one and trains them again.
+    `auto`: every step on a CPU; on a GPU so that writing takes at most a twentieth of the time, and at least every
+    50th step.
+    """
 
     @model_validator(mode="after")
     def _reference_is_asked_for(self) -> Self:

@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from agentrl.domain.experts.routed_experts import RoutedExperts
+
 Int32 = npt.NDArray[np.int32]
 Float32 = npt.NDArray[np.float32]
 Float64 = npt.NDArray[np.float64]
@@ -195,12 +197,13 @@ class TrajectoryTokens:
     turn_returns: Float64  # (n_turns,) discounted return of each interaction of the path
     episode_return: float  # the return of the episode's first main call: what group baselines use
     kv_mixed_turns: frozenset[int] = frozenset()  # turns with keys and values of older weights too
+    routed: RoutedExperts | None = None  # of T positions; None where no call of the path recorded any
 
     def __post_init__(self) -> None:
         lengths = {
             len(a)
             for a in (self.input_ids, self.loss_mask, self.logprobs, self.versions, self.turn_ids, self.temperatures)
-        }
+        } | ({len(self.routed)} if self.routed is not None else set())
         if len(lengths) != 1:
             raise ValueError(f"arrays of a trajectory must share one length, got {sorted(lengths)}")
 
@@ -260,6 +263,9 @@ class Batch:
             digest.update(names.encode())
             for array in (t.input_ids, t.loss_mask, t.logprobs, t.versions, t.turn_ids, t.temperatures, t.turn_returns):
                 digest.update(array.tobytes())
+            if t.routed is not None:
+                digest.update(t.routed.ids.tobytes())
+                digest.update(t.routed.origins.tobytes())
         return digest.hexdigest()
 
 

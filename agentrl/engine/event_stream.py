@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import binascii
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -17,6 +18,8 @@ NO_TOKEN = "Grammar accept_token failed"
 """SGLang's server error for a grammar that accepts no token."""
 LONGEST_ENGINE_MESSAGE = 500
 """Maximum characters of an engine's message to pass on."""
+PIECE = 1 << 18
+"""Characters of base64 that are decoded at once; a multiple of 4."""
 FINISH_REASONS = frozenset({"stop", "length", "abort"})
 
 
@@ -35,6 +38,8 @@ class Chunk:
     """
     top_logprobs: list[list[tuple[float, int]]] | None = None  # (logprob, id) of the most likely tokens, per output id
     cached_tokens: int = 0  # prompt tokens that came from the prefix cache
+    retractions: int = 0  # how often the engine has put the request back into its queue, and computed it again
+    routed_experts: str | None = None  # rows of `EngineClient.generate`, see `unpacked_experts`; on the last chunk only
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +74,7 @@ class ChunkReader:
             total: int = meta["completion_tokens"]
             reason: Json | None = meta["finish_reason"]
             rows: list[Any] | None = meta.get("output_top_logprobs")
+            experts: str | None = meta.get("routed_experts")
         except (KeyError, TypeError) as error:
             raise EngineError(f"the engine's answer lacks {error}: it cannot be recorded") from error
         if reason is not None:
@@ -98,6 +104,8 @@ class ChunkReader:
             version_label=label,
             top_logprobs=_top(rows, n_new, total),
             cached_tokens=meta.get("cached_tokens", 0),
+            retractions=meta.get("num_retractions") or 0,
+            routed_experts=None if reason is None else experts,
         )
 
 
@@ -115,6 +123,18 @@ def _top(rows: list[Any] | None, n_new: int, total: int) -> list[list[tuple[floa
     if rows is None:
         return None
     return [[(entry[0], entry[1]) for entry in row or ()] for row in _newest(rows, n_new, total)]
+
+
+def unpacked_experts(experts: str) -> bytes:
+    """The int32 rows of `Chunk.routed_experts`. Raises EngineError for anything but base64.
+
+    Other threads may run between its pieces: a prompt of 8,000 tokens may have 16 MB.
+    """
+    try:
+        pieces = (experts[at : at + PIECE] for at in range(0, len(experts), PIECE))
+        return b"".join([binascii.a2b_base64(piece, strict_mode=True) for piece in pieces])
+    except (ValueError, TypeError) as error:
+        raise EngineError(f"the engine's routed experts are not base64: {error}") from error
 
 
 def _check_reason(reason: Json) -> None:
@@ -179,9 +199,14 @@ class EventBuffer:
     """Splits a server-sent event stream into the payloads of its `data:` lines."""
 
     def __init__(self) -> None:
-        self._rest = b""
+        self._parts: list[bytes] = []  # of an event that is not complete: the last one, with routed experts, is large
 
     def feed(self, data: bytes) -> list[bytes]:
-        """Return the payloads that `data` completes."""
-        *events, self._rest = (self._rest + data).split(b"\n\n")
+        """Return the payloads that `data`, which is not empty, completes."""
+        straddles = bool(self._parts) and self._parts[-1].endswith(b"\n") and data.startswith(b"\n")
+        self._parts.append(data)
+        if not straddles and b"\n\n" not in data:
+            return []
+        *events, rest = b"".join(self._parts).split(b"\n\n")
+        self._parts = [rest] if rest else []
         return [line[5:].strip() for event in events for line in event.split(b"\n") if line.startswith(b"data:")]

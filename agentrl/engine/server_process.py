@@ -23,6 +23,7 @@ from typing import Literal
 
 import aiohttp
 
+from agentrl.configs.engine_config import CPU_REQUESTS
 from agentrl.configs.trainer_config import ALL_LINEAR
 from agentrl.engine.sglang_client import EngineClient, Health
 from agentrl.engine.stored_weights import STORED_WEIGHTS, StoredWeights
@@ -54,7 +55,7 @@ class EngineSpec:
     device: Literal["cpu", "cuda"] = "cpu"
     dtype: str = "float32"
     max_total_tokens: int | None = None  # None: CPU_TOKENS on a CPU; on a GPU the server chooses
-    max_running_requests: int = 64
+    max_running_requests: int | None = None  # None: CPU_REQUESTS on a CPU; on a GPU the server chooses
     tensor: int = 1  # the sizes of `resources.engines`
     pipeline: int = 1
     data: int = 1
@@ -73,6 +74,7 @@ class EngineSpec:
     weight_version: int = 0
     seed: int | None = None  # sampling seed, 0 to 2³¹ − 1; None: random
     deterministic: bool = False  # sample by each call's seed, independent of the batch
+    routed_experts: bool = False  # report the experts that a mixture chose; only for models with experts
     lora_rank: int = 0  # largest rank of adapters that can be loaded; 0: none
     lora_targets: tuple[str, ...] = (ALL_LINEAR,)  # names of the linear layers that adapters may change
     extra_args: tuple[str, ...] = ()
@@ -96,11 +98,11 @@ def argv(spec: EngineSpec) -> list[str]:
         "--port": str(spec.port),
         "--device": spec.device,
         "--dtype": spec.dtype,
-        "--max-running-requests": str(spec.max_running_requests),
         "--weight-version": str(spec.weight_version),
     }
     cpu = spec.device == "cpu"
     chosen = {
+        "--max-running-requests": spec.max_running_requests or (CPU_REQUESTS if cpu else None),
         "--max-total-tokens": spec.max_total_tokens or (CPU_TOKENS if cpu else None),
         "--random-seed": spec.seed,
         "--attention-backend": spec.attention_backend or ("torch_native" if cpu else None),
@@ -130,6 +132,8 @@ def argv(spec: EngineSpec) -> list[str]:
         flags.append("--enable-memory-saver")
     if spec.deterministic:
         flags.append("--enable-deterministic-inference")
+    if spec.routed_experts:
+        flags.append("--enable-return-routed-experts")
     if spec.lora_rank:
         options["--max-lora-rank"] = str(spec.lora_rank)
         if spec.device == "cpu":

@@ -102,6 +102,7 @@ class EngineClient:
         top_logprobs: int = 0,
         adapter: Adapter | None = None,
         cache_key: str | None = None,
+        experts_from: int | None = None,
     ) -> AsyncGenerator[Chunk, None]:
         """Sample with base weights or an `adapter`; yields chunks until one has a finish reason.
 
@@ -109,6 +110,10 @@ class EngineClient:
         connection, upon which the server aborts the request. `timeout_s` limits the whole call, pauses included. Raises
         EngineUnavailable when the server has lost the adapter, EngineDied when the connection breaks. Requests share
         the prefix cache of requests with the same `cache_key`.
+
+        With `experts_from`, at most the prompt's length, the last chunk has the experts that the model chose from that
+        position on: (prompt + output − 1 − experts_from, layers, top_k). A server that was started without
+        `--enable-return-routed-experts` reports none, and neither does a request that ends in the queue.
         """
         ids = input_ids if isinstance(input_ids, TokenIds) else TokenIds(input_ids)
         body: Json = {
@@ -124,6 +129,8 @@ class EngineClient:
             body["lora_path"] = adapter.name
         if cache_key is not None:
             body["extra_key"] = cache_key
+        if experts_from is not None:
+            body |= {"return_routed_experts": True, "routed_experts_start_len": experts_from}
         headers = {ROUTING_HEADER: routing_key} if routing_key is not None else {}
         where, seconds = f"{self.url}/generate", timeout_s or self._timeout_s
         events, reader, response, ended = EventBuffer(), ChunkReader(adapter), None, False

@@ -32,13 +32,15 @@ class CpuPlatform(CpuDeviceMixin, SRTPlatform):  # type: ignore[misc]  # SGLang 
         """Replace SGLang's platform-independent uses of GPU memory and kernels.
 
         LoRA modules get unpinned memory. Seeded sampling uses a torch hash and the standard matrix products instead of
-        Triton.
+        Triton. Host buffers, among them the one of routed experts, are not registered with CUDA.
         """
         from sglang.srt import batch_invariant_ops
         from sglang.srt.layers import sampler
         from sglang.srt.lora import layers
         from sglang.srt.lora.backend import torch_backend
+        from sglang.srt.mem_cache.pool_host import common
 
+        common.ALLOC_MEMORY_FUNCS["cpu"] = _unregistered
         layers.torch = torch_backend.torch = _Unpinned("torch")
         torch.Tensor.pin_memory = _as_it_is  # type: ignore[assignment, method-assign]
         batch_invariant_ops.enable_batch_invariant_mode = _no_kernels
@@ -64,6 +66,10 @@ class CpuPlatform(CpuDeviceMixin, SRTPlatform):  # type: ignore[misc]  # SGLang 
 
 def _no_kernels(enable_bmm: bool = True) -> None:
     """Disable SGLang's batch-invariant kernels, which need a GPU."""
+
+
+def _unregistered(dims: tuple[int, ...], *, dtype: torch.dtype, device: str = "cpu", **_: Any) -> torch.Tensor:
+    return torch.zeros(dims, dtype=dtype, device=device)
 
 
 def _as_it_is(tensor: Any, device: Any = None) -> Any:

@@ -6,6 +6,11 @@ loss_mask       (N, T) int32
 logprobs        (N, T) float32  0 for tokens that were not sampled
 versions        (N, T) int32    -1 for tokens that were not sampled
 rewards         (N,)   float32  the return of the trajectory's episode
+
+`pad_batch` adds the experts that engines chose, where trajectories have them:
+
+routed_experts  (N, T, layers, top_k) int16  experts of a token in ascending order
+expert_origins  (N, T) uint8                 RouteOrigin; 0 (MISSING) also for padding
 """
 
 from __future__ import annotations
@@ -38,7 +43,18 @@ def pad_batch(trajectories: Sequence[TrajectoryTokens]) -> Arrays:
     arrays: Arrays = {name: np.zeros(_shape(name, n, width), dtype) for name, (dtype, _) in DTYPES.items()}
     arrays["versions"].fill(PROMPT_VERSION)
     fill(arrays, 0, trajectories)
-    return arrays
+    return arrays | _experts(trajectories, n, width)
+
+
+def _experts(trajectories: Sequence[TrajectoryTokens], n: int, width: int) -> Arrays:
+    routed = [(row, t.routed) for row, t in enumerate(trajectories) if t.routed is not None]
+    if not routed:
+        return {}
+    experts = np.zeros((n, width, *routed[0][1].ids.shape[1:]), np.int16)
+    origins = np.zeros((n, width), np.uint8)
+    for row, one in routed:
+        experts[row, : len(one)], origins[row, : len(one)] = one.ids, one.origins
+    return {"routed_experts": experts, "expert_origins": origins}
 
 
 def fill(arrays: Arrays, start: int, trajectories: Sequence[TrajectoryTokens]) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 from agentrl.configs.run_config import RunConfig
 from agentrl.engine.server_process import EngineSpec, pick_device
 from agentrl.engine.stored_weights import StoredWeights
+from agentrl.models import routing_shape
 
 
 def engine_seed(seed: int, index: int) -> int:
@@ -17,13 +18,20 @@ def engine_seed(seed: int, index: int) -> int:
 
 
 def engine_spec(run: RunConfig, model: Path, index: int, **place: Any) -> EngineSpec:
-    """The server number `index` of a run. `place` gives the fields that depend on its host: port, log_file, gpus, …"""
+    """The server number `index` of a run. `place` gives the fields that depend on its host: port, log_file, gpus, …
+
+    Raises ModelFolderError when the run replays the routing of a model without experts.
+    """
     config, lora, size = run.engine, run.trainer.lora, run.resources.engines
     url = run.storage.weights_url(run.name)
+    replays = run.trainer.routing_replay == "engine"
+    if replays:
+        routing_shape(model)
+    device = pick_device(config.device)
     settings: dict[str, Any] = {
         "model": model,
-        "device": pick_device(config.device),
-        "dtype": config.dtype,
+        "device": device,
+        "dtype": config.dtype_on(device),
         "max_total_tokens": config.max_total_tokens,
         "max_running_requests": config.max_running_requests,
         "tensor": size.tensor,
@@ -38,6 +46,7 @@ def engine_spec(run: RunConfig, model: Path, index: int, **place: Any) -> Engine
         "quantization": config.quantization,
         "seed": engine_seed(run.seed, index),
         "deterministic": config.deterministic,
+        "routed_experts": replays,
         "lora_rank": lora.rank if lora.publish == "adapter" else 0,
         "lora_targets": tuple(lora.targets),
         "extra_args": tuple(config.extra_args),

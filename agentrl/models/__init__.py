@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import json
 import os
 import re
 import shutil
@@ -12,6 +13,7 @@ from pathlib import Path
 
 from safetensors import SafetensorError, safe_open
 
+from agentrl.domain.experts.routed_experts import RoutingShape
 from agentrl.errors import ModelFolderError, did_you_mean
 
 BUILT_IN = ("smollm2", "tiny")
@@ -82,6 +84,18 @@ def check_model_folder(folder: Path, *, weights: bool = True) -> None:
     ]
     if missing:
         raise ModelFolderError(f"model folder {folder} has no {', no '.join(missing)}")
+
+
+def routing_shape(folder: Path) -> RoutingShape:
+    """The sizes of a mixture's routing, from its configuration. Raises ModelFolderError for a model without experts."""
+    try:
+        config = json.loads((folder / "config.json").read_bytes())
+        shape = RoutingShape.of(config)
+    except (OSError, ValueError, TypeError, AttributeError) as error:
+        raise ModelFolderError(f"trainer.routing_replay: model folder {folder}: {error}") from error
+    if shape is None:
+        raise ModelFolderError(f"trainer.routing_replay: model folder {folder} has no experts: set it to off")
+    return shape
 
 
 def linear_layers(folder: Path) -> list[str]:

@@ -76,7 +76,9 @@ def assign(
     size, trainer = resources.engines, resources.trainer
     count = size.count if engines is None else engines
     needs = [_Need(engine_name(index), size.gpus if engines_on_gpu else 0) for index in range(count)]
-    ranks = _Need(TRAINER, trainer.ranks if trainer_on_gpu else 0, unit=trainer.tensor, splits=True)
+    together = trainer.tensor * trainer.context  # ranks that exchange most; a tensor group never leaves its host
+    unit = together if together <= max(len(host.gpus) for host in hosts) else trainer.tensor
+    ranks = _Need(TRAINER, trainer.ranks if trainer_on_gpu else 0, unit=unit, splits=True)
     processes = {need.part: size.gpus for need in needs} | {TRAINER: trainer.ranks}
     share = engines_on_gpu and trainer_on_gpu and count > 0
     if share and resources.colocated:

@@ -12,6 +12,7 @@ from sqlalchemy import Connection, func, select
 from agentrl.domain.schemas import TRAINED, Json, SessionStatus
 from agentrl.store import evaluation_episodes, part_ranks, runs
 from agentrl.store.db import codec
+from agentrl.store.events import TRAINER_STARTED, newest_of
 from agentrl.store.sessions import task_skips
 from agentrl.store.sessions.ends import trace_outbox
 from agentrl.store.tables import engines, events, heartbeats, interactions, sessions, steps
@@ -50,6 +51,7 @@ def facts(conn: Connection, run_id: str) -> Json:
         .where(sessions.c.run_id == run_id, sessions.c.built.is_(False))
         .group_by(sessions.c.status)
     )
+    started = newest_of(conn, run_id, TRAINER_STARTED)
     in_flight = conn.execute(
         select(func.count()).where(interactions.c.run_id == run_id, interactions.c.status == "running")
     ).scalar_one()
@@ -69,6 +71,7 @@ def facts(conn: Connection, run_id: str) -> Json:
             "ready_groups": runs.ready_groups(conn, run_id),
             "skipped_tasks": task_skips.count(conn, run_id),
         },
+        "trainer": None if started is None else {k: v for k, v in started.data.items() if k not in ("start", "end")},
         "step": None if step is None else dict(step._mapping),
         "engines": [{k: row._mapping[k] for k in ("url", "state", "version", "error", "last_seen_at")} for row in pool],
         "replicas": [dict(row._mapping) for row in replicas],

@@ -14,6 +14,8 @@ from agentrl.store.tables import events
 
 REOPENED = "reopened"
 """Kind of the event that records the resume of a run. Only later failures count."""
+TRAINER_STARTED = "trainer_started"
+"""Kind of the event that records the start of a trainer: its device, and what settings that are `auto` mean there."""
 REFUSED = "refused"
 """Kind of the events that record refused calls of a session."""
 REFUSALS_KEPT = 20
@@ -36,6 +38,12 @@ def newest(conn: Connection, run_id: str, most: int) -> list[Row[Any]]:
     """The newest events of a run, newest first."""
     query = select(events).where(events.c.run_id == run_id).order_by(events.c.id.desc()).limit(most)
     return list(conn.execute(query))
+
+
+def newest_of(conn: Connection, run_id: str, kind: str) -> Row[Any] | None:
+    """The newest event of one kind; None without any."""
+    query = select(events).where(events.c.run_id == run_id, events.c.kind == kind)
+    return conn.execute(query.order_by(events.c.id.desc()).limit(1)).first()
 
 
 def refusals(conn: Connection, run_id: str, session_id: str) -> list[Json]:

@@ -2,7 +2,7 @@
 
     runs ─┬─ weight_versions
           ├─ task_sources, skipped_tasks → tasks
-          ├─ tasks ── groups ── sessions ─┬─ interactions ── interaction_data
+          ├─ tasks ── groups ── sessions ─┬─ interactions ── interaction_data, routed_experts
           │                               ├─ rewards, unsent_traces
           │                               └─ trajectories ── trajectory_interactions → interactions
           ├─ steps ── step_trajectories, token_facts → trajectories
@@ -353,6 +353,18 @@ interaction_data = Table(
     Column("logprobs", LargeBinary, nullable=False),  # float32, one per output id
     Column("spans", JSON, nullable=False),  # [[version, start, end], …] over the output ids
     Column("top_logprobs", LargeBinary),  # see likeliest_codec; null unless asked for
+)
+
+routed_experts = Table(  # of calls for which the run records them (`trainer.routing_replay`)
+    "routed_experts",
+    metadata,
+    Column("interaction_id", ForeignKey("interactions.id"), primary_key=True),
+    Column("start", Integer, nullable=False),  # the first of the call's positions
+    Column("computed_from", Integer, nullable=False),  # positions before `start` that the call's passes computed again
+    Column("recorded", Integer, nullable=False),  # how many positions have each RouteOrigin
+    Column("recomputed", Integer, nullable=False),
+    Column("missing", Integer, nullable=False),
+    Column("data", LargeBinary, nullable=False),  # see experts_codec
 )
 
 rewards = Table(  # append-only facts; the newest of a (session, interaction, scope, name) counts

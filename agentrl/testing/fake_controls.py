@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
@@ -48,6 +49,7 @@ class Controls:
         self.running: set[str] = set()  # request ids
         self._loaded = "the weights of its start"
         self._aborted: set[str] = set()
+        self.retractions = Counter[str]()  # of running requests
         self._once_loaded: dict[str, str] = {}
         self._in_use: dict[str, str] = {}  # request id → adapter
         self._changed = asyncio.Condition()
@@ -92,6 +94,8 @@ class Controls:
         self.paused, self.pause_mode = True, body.get("mode", "abort")
         if self.pause_mode == "abort":
             self._aborted |= self.running
+        if self.pause_mode == "retract":
+            self.retractions.update(self.running)
         return 200, {"status": "ok"}
 
     async def _continue_generation(self, body: Json) -> tuple[int, Json]:

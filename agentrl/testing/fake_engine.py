@@ -27,6 +27,7 @@ from typing import Any, Self
 import orjson
 from aiohttp import web
 
+from agentrl.domain.experts.routed_experts import RoutingShape
 from agentrl.domain.schemas import Json
 from agentrl.testing.fake_controls import Control, Controls
 from agentrl.testing.replies import Reply, Respond, RunningReply, fixed_answer
@@ -53,6 +54,7 @@ class FakeEngine(Controls):
         takes_adapters: bool = True,
         key: str | None = None,
         token_delay_s: float = 0.0,
+        routing: RoutingShape | None = None,
         port: int = 0,
     ) -> None:
         super().__init__(version=version, model_path=model_path, takes_adapters=takes_adapters)
@@ -62,6 +64,7 @@ class FakeEngine(Controls):
         self.cumulative = cumulative
         self.key = key
         self.token_delay_s = token_delay_s
+        self.routing = routing  # report the experts of a mixture of this shape to requests that ask for them
         self.requests: list[Json] = []
         self.headers: list[dict[str, str]] = []
         self.calls: list[tuple[str, Json]] = []
@@ -197,6 +200,7 @@ class FakeEngine(Controls):
         finally:
             self.running.discard(rid)
             self._aborted.discard(rid)
+            self.retractions.pop(rid, None)
             self._in_use.pop(rid, None)
             await self._notify()
         return response
@@ -224,7 +228,7 @@ class FakeEngine(Controls):
         if reply.error is not None:
             await _send(response, {"error": {"message": reply.error, "code": 400}})
             return
-        state = RunningReply(reply, body, cumulative=self.cumulative)
+        state = RunningReply(reply, body, cumulative=self.cumulative, routing=self.routing)
         for n_tokens in state.steps():
             await asyncio.sleep(reply.delay_s + self.token_delay_s * n_tokens)
             await self._until_free(rid, holding=state.n_sent == reply.hold_after)
@@ -232,7 +236,7 @@ class FakeEngine(Controls):
                 assert request.transport is not None
                 request.transport.abort()
                 return
-            aborted = rid in self._aborted
+            aborted, state.retractions = rid in self._aborted, self.retractions[rid]
             event = state.event(0 if aborted else n_tokens, self.version, aborted=aborted)
             if aborted and self.paused and self.pause_mode == "retract":
                 state.repeat_last(event)

@@ -7,11 +7,13 @@ from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
 from typing import Any, Literal
 
+from agentrl.domain.experts.routed_experts import RoutingShape
 from agentrl.domain.schemas import Json
+from agentrl.testing.fake_routing import as_reported, chosen_experts
 
 END_OF_TURN = 2
 Respond = Callable[[list[int], Json], Sequence[int]]
-Omission = Literal["output_ids", "output_token_logprobs", "weight_versions", "finish_reason"]
+Omission = Literal["output_ids", "output_token_logprobs", "weight_versions", "finish_reason", "routed_experts"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +31,8 @@ class Reply:
     delay_s: float = 0.0  # before each event
     status: int | None = None  # answer with this HTTP status instead
     error: str | None = None  # the message beside `status`, or of an error event in the stream
+    cached_tokens: int = 0  # prompt tokens that the prefix cache is said to have had
+    routed_experts: str | None = None  # report these experts in place of the engine's
     omit: frozenset[Omission] = field(default_factory=frozenset)  # fields to leave out, as a faulty engine would
 
 
@@ -41,7 +45,7 @@ def fixed_answer(input_ids: list[int], sampling_params: Json) -> list[int]:
 class RunningReply:
     """A reply that is being streamed: the tokens sent so far, and the weight version that sampled each."""
 
-    def __init__(self, reply: Reply, body: Json, *, cumulative: bool) -> None:
+    def __init__(self, reply: Reply, body: Json, *, cumulative: bool, routing: RoutingShape | None = None) -> None:
         limit = body["sampling_params"].get("max_new_tokens", 128)
         self.reply = reply
         self.body = body
@@ -50,6 +54,10 @@ class RunningReply:
         self.cut = len(reply.ids) > limit or reply.finish_reason == "length"
         self.logprobs = list(reply.logprobs or [-(i + 1) / 8 for i in range(len(self.ids))])
         self.token_versions: list[int | str] = []
+        self.retractions = 0
+        self._routing = routing
+        self._computed_by: list[int | str] = []  # the version that computed each position
+        self._retractions_seen = 0
 
     @property
     def n_sent(self) -> int:
@@ -72,6 +80,7 @@ class RunningReply:
     def event(self, n_tokens: int, version: int | str, *, aborted: bool) -> Json:
         start = 0 if self.cumulative else self.n_sent
         self.token_versions += [version] * n_tokens
+        self._compute(n_tokens, version)
         n, omit = self.n_sent, self.reply.omit
         holds_back = len(self.ids) in (self.reply.hold_after, self.reply.drop_after) and n_tokens > 0
         done = aborted or (n == len(self.ids) and not holds_back)
@@ -80,7 +89,8 @@ class RunningReply:
             "id": self.body["rid"],
             "prompt_tokens": len(self.body["input_ids"]),
             "completion_tokens": n,
-            "cached_tokens": 0,
+            "cached_tokens": self.reply.cached_tokens,
+            "num_retractions": self.retractions,
             "weight_version": str(version),
             "finish_reason": self._finish_reason(aborted) if done and "finish_reason" not in omit else None,
             "output_token_logprobs": [[self.logprobs[i], self.ids[i], None] for i in range(start, n)],
@@ -89,6 +99,8 @@ class RunningReply:
             meta["output_top_logprobs"] = [self._likeliest(i, top) for i in range(start, n)]
         if done:
             meta["weight_versions"] = spans_of(labels) or [{"version": str(version), "start": 0, "end": 0}]
+            if (experts := self._experts()) is not None:
+                meta["routed_experts"] = experts
         event: Json = {"text": "", "output_ids": self.ids[start:n], "meta_info": meta}
         for name in omit - {"finish_reason"}:
             event.pop(name, None)
@@ -103,6 +115,27 @@ class RunningReply:
             event["output_ids"] = [self.ids[self.n_sent - 1]]
             whole = [[self.logprobs[i], self.ids[i], None] for i in range(self.n_sent)]
             event["meta_info"]["output_token_logprobs"] = whole
+
+    def _compute(self, n_tokens: int, version: int | str) -> None:
+        """Compute the positions that sampling `n_tokens` needs, and after a retraction all earlier ones again."""
+        if n_tokens:
+            if self.retractions > self._retractions_seen:
+                self._computed_by = [version] * len(self._computed_by)
+                self._retractions_seen = self.retractions
+            new = len(self.body["input_ids"]) + self.n_sent - 1 - len(self._computed_by)
+            self._computed_by += [version] * new
+
+    def _experts(self) -> str | None:
+        """The experts of all positions from the requested one on, as far as they have been computed."""
+        if self.reply.routed_experts is not None:
+            return self.reply.routed_experts
+        waits = self.retractions > self._retractions_seen or not self.n_sent
+        if self._routing is None or not self.body.get("return_routed_experts") or waits:
+            return None
+        first = self.body.get("routed_experts_start_len", 0)
+        tokens = [*self.body["input_ids"], *self.ids][first : len(self._computed_by)]
+        versions = [int(version) for version in self._computed_by[first:]]
+        return as_reported(chosen_experts(tokens, versions, self._routing, first))
 
     def _likeliest(self, at: int, count: int) -> list[Any]:
         """The sampled token and the ids that follow it, each one nat less likely."""

@@ -58,6 +58,8 @@ class Attempt:
                 own_seed=call.own_seed,
                 deadline=deadline,
                 top_logprobs=call.top_logprobs,
+                routing=call.routing,
+                routed_from=call.prompt.inherited_rows,
                 whole=not call.request.stream,
             ),
         )

@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import time
 
 from agentrl.domain.schemas import InteractionStatus, Json
+from agentrl.errors import EngineError, RequestError
+from agentrl.proxy.access.heavy_work import INLINE_BYTES
 from agentrl.proxy.calls.call_context import CallContext
 from agentrl.proxy.calls.pending_call import Call, CallOrigin
 from agentrl.proxy.calls.sampling.engine_params import is_greedy, modifies_distribution, replaced
+from agentrl.proxy.calls.sampling.routed_rows import RoutedRows
 from agentrl.proxy.calls.sampling.sample_segment import Sampled
 from agentrl.proxy.dialects.model_answer import Answer
 from agentrl.proxy.dialects.model_request import ModelRequest, Named
 from agentrl.rendering.conversation import chain_key
 from agentrl.rendering.divergence import textless
-from agentrl.store.calls import call_intents, call_outcomes, policy_calls, response_records
+from agentrl.store.calls import call_intents, call_outcomes, call_routing, policy_calls, response_records
 from agentrl.store.calls.call_tree import Node
 from agentrl.store.sessions.ends import roles
+
+log = logging.getLogger(__name__)
 
 
 def intent_of(context: CallContext, origin: CallOrigin, call: Call, first: Call) -> call_intents.Intent:
@@ -69,6 +76,21 @@ def _options(origin: CallOrigin, request: ModelRequest, call: Call) -> Json | No
     return {name: value for name, value in asked.items() if value is not None} or None
 
 
+async def _routing(call_id: str, rows: RoutedRows, tokens: int) -> Json:
+    """The experts of a call's positions as a row, made in a thread where they are many. Raises RequestError 502 for
+    garbage.
+    """
+
+    def packed() -> Json:
+        return call_routing.row(call_id, rows.finished(tokens))
+
+    try:
+        return packed() if rows.size < INLINE_BYTES else await asyncio.to_thread(packed)
+    except EngineError as error:
+        log.warning("%s", error)
+        raise RequestError(502, "the engine failed", code="engine_error") from error
+
+
 async def commit(context: CallContext, call: Call, sampled: Sampled, answer: Answer) -> None:
     """Record the answer, and add the call to its session's token tree. Raises RequestError, StoreError."""
     prompt = call.prompt
@@ -76,6 +98,7 @@ async def commit(context: CallContext, call: Call, sampled: Sampled, answer: Ans
     text = answer.message.get("content") if answer.message.get("tool_calls") else None
     if text and context.settings.restore_dropped_text:
         textless_key = chain_key(prompt.chain, textless(answer.message))
+    routing = None if sampled.routed is None else await _routing(call.id, sampled.routed, len(sampled.output_ids))
     outcome = call_outcomes.Outcome(
         status=InteractionStatus.COMPLETE,
         conversation_key=key,
@@ -90,6 +113,7 @@ async def commit(context: CallContext, call: Call, sampled: Sampled, answer: Ans
         cached_tokens=sampled.cached_tokens,
         first_token_at=sampled.first_token_at,
         top_logprobs=sampled.top,
+        routing=routing,
         kv_mixed=sampled.kv_mixed,
         textless_key=textless_key,
     )

@@ -68,6 +68,7 @@ async def prepare(context: CallContext, origin: CallOrigin, request: ModelReques
                 created_at=created_at,
                 trainable=origin.trains and not session.is_eval,
                 top_logprobs=top_logprobs,
+                routing=None if session.is_eval else context.settings.routing,
                 own_seed=own_seed,
             )
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from agentrl.domain.experts.routed_experts import RoutingShape
 from agentrl.domain.schemas import Json, Role
 from agentrl.proxy.calls.prompts.rendered_prompt import Prompt
 from agentrl.proxy.dialects.dialect import Dialect
@@ -37,6 +38,7 @@ class Call:
     created_at: float  # seconds since the epoch, of the request
     trainable: bool  # false in an evaluation session
     top_logprobs: int  # how many of the likeliest tokens are recorded for each sampled one
+    routing: RoutingShape | None = None  # record the experts of a model of this shape
     own_seed: int | None = None  # the run's seed for this call; None where its program gave a seed, or engines use none
 
     @property

@@ -66,6 +66,7 @@ def assert_identical(db: Database, history: History, kept: dict[int, Batch]) -> 
                 assert getattr(now, name) == getattr(then, name)
 
 
+@pytest.mark.long_on("postgresql")
 def test_a_batch_is_rebuilt_identically_after_later_events(db, databases, database_kind, tmp_path) -> None:
     history = History(db, seed=2)
     history.train(2)
@@ -129,6 +130,7 @@ def a_trained_call(history: History, number: int) -> str:
         return conn.execute(query.order_by(interactions.c.seq)).scalars().first()
 
 
+@pytest.mark.long_on("postgresql")
 def test_a_tampered_logprob_is_found_in_its_step_and_no_other(db) -> None:
     history = History(db, seed=1)
     history.train(3)
@@ -145,6 +147,7 @@ def test_a_tampered_logprob_is_found_in_its_step_and_no_other(db) -> None:
     assert "DIFFERENT" in str(checks[1])
 
 
+@pytest.mark.long_on("postgresql")
 @pytest.mark.parametrize("damage", ["not zstd", "gone"])
 def test_a_batch_that_cannot_be_rebuilt_is_different(db, damage) -> None:
     history = History(db, seed=1)
@@ -158,6 +161,7 @@ def test_a_batch_that_cannot_be_rebuilt_is_different(db, damage) -> None:
     assert "DIFFERENT" in str(past_batches.check(db, step_of(history, 1)))
 
 
+@pytest.mark.long_on("postgresql")
 def test_steps_that_are_not_there_are_refused(db) -> None:
     history = History(db)
     run = db.query(runs.get, history.run_id)
@@ -297,6 +301,7 @@ def test_a_judge_gets_the_whole_session_and_may_reward_calls(db) -> None:
     assert any(len(session["messages"]) > 2 for session in seen.values())
 
 
+@pytest.mark.long_on("postgresql")
 @pytest.mark.parametrize(
     ("verdict", "message"),
     [

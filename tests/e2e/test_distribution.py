@@ -23,9 +23,10 @@ from agentrl.engine.server_process import Server, free_port
 from agentrl.store import Database
 from agentrl.store.tables import trajectories as trajectory_rows
 from agentrl.store.training import trajectories
-from agentrl.trainer.distributed import Mesh, World
+from agentrl.trainer.distributed import World
 from agentrl.trainer.models.policy import Policy
 from agentrl.trainer.models.sharding import load_sharded
+from agentrl.trainer.parallel.mesh import Mesh
 
 pytestmark = pytest.mark.engine
 proxy = proxy_fixtures("proxy_fixtures_of_distribution")

@@ -172,7 +172,13 @@ async def play(config: RunConfig, url: str, stop: threading.Event) -> None:
 
 
 @pytest.mark.parametrize(
-    ("database_kind", "max_staleness"), [("sqlite", 0), ("sqlite", 1), ("sqlite", 4), ("postgresql", 1)]
+    ("database_kind", "max_staleness"),
+    [
+        ("sqlite", 0),
+        pytest.param("sqlite", 1, marks=pytest.mark.long),
+        pytest.param("sqlite", 4, marks=pytest.mark.long),
+        ("postgresql", 1),
+    ],
 )
 async def test_no_trained_token_is_older_than_the_bound(
     database_url: str, tiny_model: Path, tmp_path: Path, max_staleness: int

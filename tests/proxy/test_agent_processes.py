@@ -55,7 +55,7 @@ async def episode(client: AsyncClient, end: str, timeout_s: float = 60.0) -> Out
         return await play(client, pool, {"end": end}, session, http=http, timeout_s=timeout_s, is_eval=True)
 
 
-@pytest.mark.parametrize("end", ["own", "scored"])
+@pytest.mark.parametrize("end", [pytest.param("own", marks=pytest.mark.long), "scored"])
 async def test_a_blocking_agent_is_recorded_and_rewarded(proxy: Any, client: AsyncClient, end: str) -> None:
     proxy.engine.enqueue(Reply(proxy.says("dcba")))
     outcome = await episode(client, end)
@@ -64,6 +64,7 @@ async def test_a_blocking_agent_is_recorded_and_rewarded(proxy: Any, client: Asy
     assert proxy.get(f"/sessions/{outcome.session_id}")["stats"] == {"letters": 4.0}
 
 
+@pytest.mark.long
 async def test_a_crash_fails_the_session_which_earns_nothing(proxy: Any, client: AsyncClient) -> None:
     proxy.engine.enqueue(Reply(proxy.says("dcba")))
     outcome = await episode(client, "crash")
@@ -72,6 +73,7 @@ async def test_a_crash_fails_the_session_which_earns_nothing(proxy: Any, client:
     assert (session["status"], session["error"], session["rewards"]) == ("failed", outcome.error, [])
 
 
+@pytest.mark.long
 async def test_a_hanging_agent_fails_at_its_timeout(
     proxy: Any, client: AsyncClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:

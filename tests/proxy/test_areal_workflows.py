@@ -197,7 +197,7 @@ class Turns(RolloutWorkflow):
         return client.export_interactions(style=self.style)
 
 
-@pytest.mark.parametrize("last", [False, True])
+@pytest.mark.parametrize("last", [False, pytest.param(True, marks=pytest.mark.long)])
 async def test_the_client_of_an_episode_rewards_its_calls(proxy: Any, client: AsyncClient, last: bool) -> None:
     task = {"messages": [{"role": "user", "content": "abcd"}], "answer": "dcba"}
     session = proxy.session()
@@ -274,6 +274,7 @@ async def test_a_stream_that_breaks_fails_its_reader_and_is_no_call(proxy: Any, 
     assert outcome.error is None
 
 
+@pytest.mark.long
 async def test_the_style_concat_exports_the_last_call_of_a_conversation(proxy: Any, client: AsyncClient) -> None:
     session = proxy.session()
     proxy.engine.enqueue(Reply(proxy.says("abcd")), Reply(proxy.says("dcba")))

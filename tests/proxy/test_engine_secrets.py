@@ -28,11 +28,11 @@ def ask(proxy: Any, session: dict[str, Any]) -> httpx.Response:
     ("replies", "status"),
     [
         ([Reply(status=400, error="no such thing")], 400),
-        ([Reply(status=401, error="wrong key")], 502),
+        pytest.param([Reply(status=401, error="wrong key")], 502, marks=pytest.mark.long),
         ([Reply(status=500, error="Traceback: /srv/secret/model.py")], 502),
-        ([Reply(error="its grammar is odd")], 400),
+        pytest.param([Reply(error="its grammar is odd")], 400, marks=pytest.mark.long),
         ([Reply([5], omit=frozenset({"output_ids"}))], 502),
-        ([Reply([5], drop_after=0)] * 2, 502),
+        pytest.param([Reply([5], drop_after=0)] * 2, 502, marks=pytest.mark.long),
     ],
 )
 def test_neither_an_error_nor_a_trace_names_an_engine(proxy, replies, status):
@@ -49,7 +49,7 @@ def test_neither_an_error_nor_a_trace_names_an_engine(proxy, replies, status):
     assert call["error"]
 
 
-@pytest.mark.parametrize("workers", ["1", "2"])
+@pytest.mark.parametrize("workers", [pytest.param("1", marks=pytest.mark.long), "2"])
 def test_the_key_of_an_engine_is_sent_and_shown_nowhere(store_url, tmp_path, until, workers):
     with FakeEngine(key=KEY) as engine, (tmp_path / "log").open("wb") as log:
         env = os.environ | {

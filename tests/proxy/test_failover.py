@@ -160,6 +160,7 @@ def publish(fleet: Fleet) -> None:
     assert answer.status_code == 200, answer.text
 
 
+@pytest.mark.long
 def test_an_engine_that_dies_and_comes_back_again_and_again(fleet, tmp_path, until):
     new_version(fleet.proxy, tmp_path)
     publish(fleet)
@@ -184,7 +185,9 @@ def test_an_engine_that_dies_and_comes_back_again_and_again(fleet, tmp_path, unt
     assert fleet.violations() == []
 
 
-@pytest.mark.parametrize("pause", ["retract", "in_place", "abort"])
+@pytest.mark.parametrize(
+    "pause", [*(pytest.param(mode, marks=pytest.mark.long) for mode in ("retract", "in_place")), "abort"]
+)
 def test_a_publish_under_load_loses_no_call(fleet, tmp_path, until, pause):
     new_version(fleet.proxy, tmp_path)
     for engine in fleet.engines:

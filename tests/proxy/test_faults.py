@@ -66,7 +66,7 @@ def test_an_engine_that_comes_back_during_a_fault_serves_in_the_end(proxy, monke
     assert proxy.engine.version == "0"
 
 
-@pytest.mark.parametrize("part", ["beat", "due", "check_session"])
+@pytest.mark.parametrize("part", ["beat", pytest.param("due", marks=pytest.mark.long), "check_session"])
 def test_the_sweep_continues_after_a_database_fault(proxy, monkeypatch, until, caplog, part):
     module = {"beat": sweep.heartbeats, "due": liveness, "check_session": silence}[part]
     flaky = Flaky(getattr(module, part), *faults())

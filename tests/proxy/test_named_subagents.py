@@ -52,6 +52,7 @@ def test_the_first_call_opens_the_session_and_the_next_ones_find_it(proxy, secon
     assert proxy.get("/api/run")["admitted"] == 1
 
 
+@pytest.mark.long_on("postgresql")
 def test_the_same_name_under_another_parent_is_another_sub_agent(proxy):
     parents = proxy.post("/groups").json()["sessions"]
     one, two = (session_of(proxy, ask(proxy, "search", p["session_id"])) for p in parents)
@@ -59,6 +60,7 @@ def test_the_same_name_under_another_parent_is_another_sub_agent(proxy):
     assert [one["parent_session_id"], two["parent_session_id"]] == [p["session_id"] for p in parents]
 
 
+@pytest.mark.long_on("postgresql")
 def test_a_session_that_was_opened_before_is_found_by_its_id_or_its_key(proxy):
     parent = proxy.session()
     pid = parent["session_id"]
@@ -73,6 +75,7 @@ def test_a_session_that_was_opened_before_is_found_by_its_id_or_its_key(proxy):
     assert session_of(proxy, ask(proxy, pid, pid))["session_id"] == pid
 
 
+@pytest.mark.long_on("postgresql")
 @pytest.mark.parametrize(
     ("name", "parent", "status", "code"),
     [
@@ -88,6 +91,7 @@ def test_an_invalid_sub_agent_name_is_refused(proxy, name, parent, status, code)
     assert (told.value.status_code, told.value.code) == (status, code)
 
 
+@pytest.mark.long_on("postgresql")
 def test_another_key_opens_no_sub_agent_of_a_session(proxy):
     parent, stranger = proxy.post("/groups").json()["sessions"]
     with pytest.raises(openai.APIStatusError) as told:
@@ -95,6 +99,7 @@ def test_another_key_opens_no_sub_agent_of_a_session(proxy):
     assert told.value.status_code == 403
 
 
+@pytest.mark.long_on("postgresql")
 def test_a_named_sub_agent_ends_with_its_parent_and_shares_its_outcome(proxy):
     parent = proxy.session()
     pid = parent["session_id"]

@@ -100,6 +100,7 @@ def check_batch(batch: Batch, sizes: list[int]) -> None:
     assert sorted(found) == sorted(sizes)
 
 
+@pytest.mark.long_on("sqlite")
 def test_processes_on_two_replicas_fill_groups_that_the_trainer_leases_whole(proxy, second):
     """Four processes play two sessions of each of three groups, in orders of their own, several at a time."""
     processes = [
@@ -117,6 +118,7 @@ def test_processes_on_two_replicas_fill_groups_that_the_trainer_leases_whole(pro
     check_batch(leased(proxy), [SIZE] * 3)
 
 
+@pytest.mark.long_on("sqlite")
 def test_of_many_first_starts_at_once_one_creates_the_group(proxy, second):
     together = Barrier(SIZE + 2)
 
@@ -135,6 +137,7 @@ def test_of_many_first_starts_at_once_one_creates_the_group(proxy, second):
     assert (run["admitted"], run["running"]) == (1, 1)
 
 
+@pytest.mark.long_on("sqlite")
 def test_many_groups_are_started_at_once_in_orders_of_their_own(proxy, second):
     """No start waits for another one's database lock until it fails."""
     together = Barrier(6)
@@ -150,6 +153,7 @@ def test_many_groups_are_started_at_once_in_orders_of_their_own(proxy, second):
     assert proxy.get("/api/run")["admitted"] == 3
 
 
+@pytest.mark.long_on("postgresql")
 def test_a_full_group_takes_no_more_sessions(proxy):
     opened = [proxy.post("/sessions", body("full", group_size=4)).json() for _ in range(4)]
     refused = proxy.post("/sessions", body("full", group_size=4))
@@ -162,6 +166,7 @@ def test_a_full_group_takes_no_more_sessions(proxy):
     check_batch(leased(proxy, 1), [4])
 
 
+@pytest.mark.long_on("postgresql")
 def test_a_client_sees_why_it_may_not_join(proxy):
     with Client(proxy.url, "run-key", timeout_s=20) as client:
         with client.session({"name": "g"}, group="g", group_size=5) as one:
@@ -173,15 +178,16 @@ def test_a_client_sees_why_it_may_not_join(proxy):
         assert (caught.value.code, caught.value.param) == ("group_differs", "group_size")
 
 
+@pytest.mark.long_on("postgresql")
 @pytest.mark.parametrize(
     ("wrong", "param"),
     [
         ({"group": ""}, "group"),
-        ({"group": "x" * 201}, "group"),
-        ({"group": "two\nlines"}, "group"),
-        ({"group": 7}, "group"),
-        ({"group": "g", "group_size": 0}, "group_size"),
-        ({"group": "g", "group_size": 1025}, "group_size"),
+        pytest.param({"group": "x" * 201}, "group", marks=pytest.mark.long),
+        pytest.param({"group": "two\nlines"}, "group", marks=pytest.mark.long),
+        pytest.param({"group": 7}, "group", marks=pytest.mark.long),
+        pytest.param({"group": "g", "group_size": 0}, "group_size", marks=pytest.mark.long),
+        pytest.param({"group": "g", "group_size": 1025}, "group_size", marks=pytest.mark.long),
         ({"group": "g", "group_size": 3}, "group_size"),  # min_group_size is 4
         ({"group_size": 8}, "group_size"),
         ({"group": "g", "is_eval": True}, "is_eval"),
@@ -196,12 +202,14 @@ def test_a_wrong_group_is_refused_by_name(proxy, wrong, param):
     assert proxy.get("/api/run")["admitted"] == 1
 
 
+@pytest.mark.long_on("postgresql")
 def test_an_evaluation_takes_no_name_of_a_group(proxy):
     proxy.post("/sessions")
     refused = proxy.post("/groups", {"is_eval": True, "task": {}, "group": "g"})
     assert (refused.status_code, refused.json()["error"]["param"]) == (422, "group")
 
 
+@pytest.mark.long_on("postgresql")
 def test_only_the_first_start_waits_for_admission(proxy):
     for i in range(6):
         assert proxy.post("/sessions", body(f"group {i}")).status_code == 201
@@ -210,6 +218,7 @@ def test_only_the_first_start_waits_for_admission(proxy):
     assert proxy.get("/api/run")["admitted"] == 6
 
 
+@pytest.mark.long_on("sqlite")
 def test_a_repeated_start_gets_the_same_session_at_any_replica(proxy, second):
     together = Barrier(4)
 
@@ -228,6 +237,7 @@ def test_a_repeated_start_gets_the_same_session_at_any_replica(proxy, second):
     assert second.post("/sessions", body("g")).json()["sample_index"] == 1
 
 
+@pytest.mark.long_on("postgresql")
 def test_a_group_is_filled_across_a_restart_of_the_proxy(store_url, serve, proxy):
     port = free_port()
     url = f"http://127.0.0.1:{port}"
@@ -248,6 +258,7 @@ def test_a_group_is_filled_across_a_restart_of_the_proxy(store_url, serve, proxy
     check_batch(leased(proxy, 1), [SIZE])
 
 
+@pytest.mark.long_on("postgresql")
 def test_the_sweep_gives_up_the_places_that_no_program_takes(proxy, until, monkeypatch):
     """Five of eight sessions can be trained; of another group three, which is less than min_group_size."""
     monkeypatch.setattr(sweep, "EVERY_S", 0.05)
@@ -271,6 +282,7 @@ def test_the_sweep_gives_up_the_places_that_no_program_takes(proxy, until, monke
     check_batch(leased(proxy, 1), [5])
 
 
+@pytest.mark.long_on("postgresql")
 def test_a_group_whose_check_fails_is_recorded_and_checked_again(proxy, until, monkeypatch, caplog):
     monkeypatch.setattr(sweep, "EVERY_S", 0.05)
     monkeypatch.setattr(sweep, "PUT_OFF_S", 0.05)
@@ -302,6 +314,7 @@ def long_ago(proxy: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         conn.execute(text("UPDATE groups SET created_at = created_at - 3600, due_at = due_at - 3600"))
 
 
+@pytest.mark.long_on("postgresql")
 def test_the_program_of_the_documentation_plays_a_group(proxy):
     page = (Path(__file__).parents[2] / "docs" / "sessions.md").read_text()
     section = page.partition("## Groups of outside programs")[2]

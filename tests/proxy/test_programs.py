@@ -71,7 +71,7 @@ async def test_an_agent_with_anthropics_sdk(proxy: Any, client: AsyncClient, sha
     ("says", "reward"),
     [
         (["calc(12+36)", "Answer: 48"], 1.0),
-        (["calc(12+36)", "The answer is 48"], 0.6),
+        pytest.param(["calc(12+36)", "The answer is 48"], 0.6, marks=pytest.mark.long),
         (["calc(12-36)", "Answer: -24"], 0.1),
         (["48"], 0.0),
     ],

@@ -38,6 +38,7 @@ async def episode(client: AsyncClient, data: dict[str, Any], **config: Any) -> O
         return await play(client, agent, data, session, http=http, timeout_s=300, is_eval=True)
 
 
+@pytest.mark.long
 async def test_one_answer_has_the_librarys_score_and_another_turn_may_be_better(
     proxy: Any, client: AsyncClient
 ) -> None:

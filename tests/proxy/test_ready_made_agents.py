@@ -101,7 +101,12 @@ async def test_a_wrong_answer_is_followed_by_feedback(proxy: Any, client: AsyncC
 
 @pytest.mark.parametrize("agent", ["single_turn", "multi_turn", "tool_agent"])
 @pytest.mark.parametrize(
-    ("reward", "answer"), [("answered:right", "dc(B)"), ("choice", "B"), ({"function": "exact"}, "dc(b")]
+    ("reward", "answer"),
+    [
+        ("answered:right", "dc(B)"),
+        pytest.param("choice", "B", marks=pytest.mark.long),
+        pytest.param({"function": "exact"}, "dc(b", marks=pytest.mark.long),
+    ],
 )
 async def test_the_session_has_the_answer_that_was_judged(
     proxy: Any, client: AsyncClient, agent: str, reward: Any, answer: str
@@ -155,6 +160,7 @@ async def test_a_task_without_a_prompt_fails_its_session(proxy: Any, client: Asy
     assert outcome.error == "UserError: the task has neither messages, prompt nor question; it has text"
 
 
+@pytest.mark.long_on("postgresql")
 @pytest.mark.parametrize("database_kind", KINDS)
 def test_a_recorded_run_is_scored_again(proxy: Any) -> None:
     for number, text in enumerate(("abcd", "dcba")):

@@ -18,6 +18,7 @@ def chat(proxy: Any, session: dict[str, Any], messages: list[dict[str, Any]]) ->
     messages += [answer.json()["choices"][0]["message"], {"role": "user", "content": "more"}]
 
 
+@pytest.mark.long_on("postgresql")
 @pytest.mark.parametrize("database_kind", KINDS)
 def test_a_conversation_that_goes_back_and_forth_is_one_path(proxy, second):
     session = proxy.session()

@@ -54,6 +54,7 @@ def call_returns(proxy: Any, session: dict[str, Any]) -> list[float]:
     return [calls[key] for key in sorted(calls)]
 
 
+@pytest.mark.long_on("postgresql")
 def test_a_branch_keeps_its_reward_to_its_own_path(proxy):
     """Two answers to two first messages: one session, two paths."""
     session = proxy.session()
@@ -65,6 +66,7 @@ def test_a_branch_keeps_its_reward_to_its_own_path(proxy):
     assert left.id != right.id
 
 
+@pytest.mark.long_on("postgresql")
 @pytest.mark.parametrize(
     ("fields", "code"),
     [
@@ -135,6 +137,7 @@ def test_a_reward_and_the_end_of_the_wait_are_one(proxy, run_config, monkeypatch
     assert (row.built, row.status) == (True, SessionStatus.COMPLETED)
 
 
+@pytest.mark.long_on("postgresql")
 @pytest.mark.parametrize("prefix", ["", "chatcmpl-", "cmpl-", "resp_", "msg_"])
 def test_a_call_is_rewarded_by_its_id_in_any_dialect(proxy, prefix):
     session = proxy.session()
@@ -168,6 +171,7 @@ class TestWithOwnRun:
     def proxy(self, own_proxy):
         return own_proxy
 
+    @pytest.mark.long_on("postgresql")
     def test_a_late_reward_ends_the_wait_and_the_group_is_ready(self, proxy):
         group = proxy.post("/groups").json()["sessions"]
         for session in group:
@@ -194,6 +198,7 @@ class TestWithOwnRun:
         assert call_returns(proxy, group[0]) == [1.0]
         assert [r["applied"] for r in proxy.get(f"/sessions/{group[0]['session_id']}/rewards")] == [True, False]
 
+    @pytest.mark.long_on("postgresql")
     def test_a_reward_after_the_rejection_is_kept_and_not_applied(self, proxy):
         group = proxy.post("/groups").json()["sessions"]
         for session in group:

@@ -179,6 +179,7 @@ def cells(database: Database) -> Iterator[tuple[str, bytes]]:
                     yield f"{table.name}.{column.name}", value if isinstance(value, bytes) else str(value).encode()
 
 
+@pytest.mark.long_on("postgresql")
 @pytest.mark.parametrize("database_kind", KINDS)
 def test_no_key_is_in_clear_anywhere_and_no_prompt_in_the_logs(
     started: tuple[Run, Path], store_url: str, fake_engine: FakeEngine, tiny_model: Path

@@ -135,6 +135,7 @@ def gone(proxy: Any, count: int = 1) -> bool:
     return (int(run["returned"]), int(run["running"])) == (count, 0)
 
 
+@pytest.mark.long_on("postgresql")
 @both
 @pytest.mark.parametrize("timeout_s", [WORKER_TIMEOUT_S])
 def test_a_worker_that_is_killed_gives_its_places_back(proxy, clock, run_config, tmp_path, until):
@@ -164,6 +165,7 @@ def test_a_worker_that_is_killed_gives_its_places_back(proxy, clock, run_config,
         assert list(run_audit.scan(conn, proxy.run_id)) == []
 
 
+@pytest.mark.long_on("postgresql")
 @both
 def test_a_session_without_heartbeats_is_abandoned_and_one_with_heartbeats_is_not(proxy, clock):
     with Client(proxy.url, "run-key", timeout_s=20) as client, client.session() as beating:
@@ -197,6 +199,7 @@ def test_a_session_whose_call_runs_is_never_abandoned(proxy, clock):
             assert [chunk.choices[0].finish_reason for chunk in stream][-1] == "stop"
 
 
+@pytest.mark.long_on("postgresql")
 @both
 def test_any_replica_ends_the_sessions_of_a_stopped_replica(proxy, clock, serve, store_url):
     port = free_port()
@@ -211,6 +214,7 @@ def test_any_replica_ends_the_sessions_of_a_stopped_replica(proxy, clock, serve,
     assert {status(proxy, s["session_id"]) for s in sessions} == {"abandoned"}
 
 
+@pytest.mark.long_on("postgresql")
 @both
 def test_the_running_call_of_a_killed_replica_is_lost_and_its_session_ends(proxy, clock, store_url, tmp_path, until):
     """The call would keep the ended session open for `end_grace_s`, which is a hundred timeouts."""

@@ -30,6 +30,7 @@ def place(answer: httpx.Response) -> dict[str, Any]:
     return {"group": body["group_id"], "task": body.get("task"), "keys": keys}
 
 
+@pytest.mark.long_on("postgresql")
 @pytest.mark.parametrize(
     ("path", "body"),
     [
@@ -47,6 +48,7 @@ def test_a_repeated_start_gets_the_same_sessions_and_keys(proxy, second, path, b
     assert sum(proxy.get("/api/run")["groups"].values()) == 1
 
 
+@pytest.mark.long_on("postgresql")
 def test_other_keys_other_bodies_and_other_callers_start_anew(proxy):
     asked = [
         ({}, again("one")),
@@ -99,6 +101,7 @@ def test_a_start_repeated_after_a_lost_reply_takes_one_place(proxy, monkeypatch)
     assert proxy.get("/api/run")["admitted"] == 1
 
 
+@pytest.mark.long_on("postgresql")
 def test_a_key_that_is_too_long_is_refused_by_name(proxy):
     refused = proxy.post("/groups", headers=again("k" * 201))
     assert (refused.status_code, refused.json()["error"]["param"]) == (400, "Idempotency-Key")

@@ -33,7 +33,12 @@ DELTA: dict[str, Any] = {
 MAMBA: dict[str, Any] = {"mamba_d_state": 8, "mamba_d_conv": 4, "mamba_expand": 2}
 EXPERTS: dict[str, Any] = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
 EXPERTS_LOCAL: dict[str, Any] = {"num_local_experts": 4, "num_experts_per_tok": 2}
-MAMBA_2: dict[str, Any] = MAMBA | {"mamba_n_heads": 8, "mamba_d_head": 8, "mamba_n_groups": 1}
+MAMBA_2: dict[str, Any] = MAMBA | {
+    "mamba_n_heads": 8,
+    "mamba_d_head": 8,
+    "mamba_n_groups": 1,
+    "mamba_chunk_size": 8,
+}
 LONGROPE = {
     "rope_type": "longrope",
     "rope_theta": 1e4,
@@ -86,9 +91,9 @@ FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
     ),
     "Qwen3": (PACKED, "Qwen3", {"head_dim": 12}),
     "Qwen3-MoE": (PACKED, "Qwen3Moe", EXPERTS | {"norm_topk_prob": True, "head_dim": 12}),
-    "Qwen3-Next": (UNPACKED, "Qwen3Next", EXPERTS | DELTA | {"shared_expert_intermediate_size": 16}),
-    "Qwen3.5": (UNPACKED, "Qwen3_5Text", DELTA),
-    "Qwen3.5-MoE": (UNPACKED, "Qwen3_5MoeText", EXPERTS | DELTA | {"shared_expert_intermediate_size": 16}),
+    "Qwen3-Next": (PACKED, "Qwen3Next", EXPERTS | DELTA | {"shared_expert_intermediate_size": 16}),
+    "Qwen3.5": (PACKED, "Qwen3_5Text", DELTA),
+    "Qwen3.5-MoE": (PACKED, "Qwen3_5MoeText", EXPERTS | DELTA | {"shared_expert_intermediate_size": 16}),
     "Mistral, sliding": (PACKED, "Mistral", {"sliding_window": 16}),
     "Mixtral": (PACKED, "Mixtral", EXPERTS_LOCAL),
     "Gemma 2": (REFUSED, "Gemma2", {"head_dim": 8}),
@@ -108,7 +113,35 @@ FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "Phi-3": (PACKED, "Phi3", {}),
     "Phi-3, longrope": (UNPACKED, "Phi3", {"rope_parameters": LONGROPE, "original_max_position_embeddings": 32}),
     "Phi-3.5-MoE, sliding": (UNPACKED, "Phimoe", EXPERTS_LOCAL | {"sliding_window": 16}),
-    "LFM2": (UNPACKED, "Lfm2", {"layer_types": ["conv", "full_attention"] * 2, "block_auto_adjust_ff_dim": False}),
+    "LFM2": (PACKED, "Lfm2", {"layer_types": ["conv", "full_attention"] * 2, "block_auto_adjust_ff_dim": False}),
+    "LFM2, experts": (
+        PACKED,
+        "Lfm2Moe",
+        EXPERTS | {"layer_types": ["conv", "full_attention"] * 2, "num_dense_layers": 1, "conv_bias": True},
+    ),
+    "Kimi linear": (
+        PACKED,
+        "KimiLinear",
+        LATENT
+        | EXPERTS
+        | {
+            "q_lora_rank": None,
+            "linear_head_dim": 8,
+            "linear_num_heads": 4,
+            "layer_types": ["linear_attention", "full_attention"] * 2,
+        },
+    ),
+    "Zamba2": (
+        PACKED,
+        "Zamba2",
+        MAMBA
+        | {
+            "n_mamba_heads": 8,
+            "chunk_size": 8,
+            "layers_block_type": ["mamba", "hybrid"] * 2,
+            "initializer_range": 0.1,
+        },
+    ),
     "Jamba": (
         UNPACKED,
         "Jamba",
@@ -122,9 +155,9 @@ FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
             "mamba_dt_rank": 4,
         },
     ),
-    "Bamba": (UNPACKED, "Bamba", MAMBA_2 | {"attn_layer_indices": [1, 3]}),
+    "Bamba": (PACKED, "Bamba", MAMBA_2 | {"attn_layer_indices": [1, 3]}),
     "Nemotron-H": (
-        UNPACKED,
+        PACKED,
         "NemotronH",
         {
             "layers_block_type": ["mamba", "mlp", "attention", "mamba"],
@@ -139,7 +172,7 @@ FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
     ),
     "Granite": (PACKED, "Granite", {"logits_scaling": 4.0}),
     "Granite 4 hybrid": (
-        UNPACKED,
+        PACKED,
         "GraniteMoeHybrid",
         MAMBA_2
         | {
@@ -150,16 +183,16 @@ FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
         },
     ),
     "Granite SWA": (PACKED, "GraniteSWA", {"sliding_window": 16}),
-    "Falcon-H1": (UNPACKED, "FalconH1", MAMBA_2 | {"mamba_d_ssm": 64, "lm_head_multiplier": 0.5}),
+    "Falcon-H1": (PACKED, "FalconH1", MAMBA_2 | {"mamba_d_ssm": 64, "lm_head_multiplier": 0.5}),
     "Falcon, ALiBi": (UNPACKED, "Falcon", {"alibi": True, "new_decoder_architecture": False}),
     "Mamba 2": (
-        UNPACKED,
+        PACKED,
         "Mamba2",
         {"state_size": 8, "num_heads": 8, "head_dim": 8, "n_groups": 1, "expand": 2, "chunk_size": 8},
     ),
     "SmolLM3": (PACKED, "SmolLM3", {}),
     "OLMo 3": (PACKED, "Olmo3", {"sliding_window": 16}),
-    "OLMo hybrid": (UNPACKED, "OlmoHybrid", {"initializer_range": 0.1}),
+    "OLMo hybrid": (PACKED, "OlmoHybrid", {"initializer_range": 0.1}),
     "Cohere 2": (PACKED, "Cohere2", {"sliding_window": 16, "logit_scale": 0.25}),
     "GLM-4": (PACKED, "Glm4", {"head_dim": 8}),
     "DeepSeek V3": (

@@ -1,6 +1,6 @@
 """Run by ranks.py: the facts of an update's tokens; every rank writes those that it knows in the end.
 
-rank_facts.py MODEL OUT TENSOR_PARALLEL
+rank_facts.py MODEL OUT TENSOR CONTEXT
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from agentrl.trainer.optimizer import make_optimizer
 from agentrl.trainer.update import update_policy
 
 
-def main(model: Path, out: Path, tensor_parallel: int) -> None:
-    with join_world("cpu", threads=1, tensor_parallel=tensor_parallel) as world:
+def main(model: Path, out: Path, tensor: int, context: int) -> None:
+    with join_world("cpu", threads=1, tensor_parallel=tensor, context_parallel=context) as world:
         config, samples = TrainerConfig(minibatches=2, lr=1e-3), masked_samples()
         policy = load_sharded(Policy, model, world.mesh)
         facts = FactCollector({sample.tokens.trajectory_id for sample in samples}, config.algorithm)
@@ -31,4 +31,4 @@ def main(model: Path, out: Path, tensor_parallel: int) -> None:
         np.savez(out / f"rank-{world.rank}.npz", **arrays)
 
 
-main(Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3]))
+main(Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4]))

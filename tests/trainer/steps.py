@@ -101,7 +101,7 @@ class Run:
         """Score a batch and learn from it."""
         c = self.config
         with patch.object(packing, "build_tree", self.build_tree):
-            samples = make_samples(trajectories, c.algorithm, self.models, c.tokens_per_microbatch, self.world)
+            samples = make_samples(trajectories, c.algorithm, self.models, c.token_budget, self.world)
         found = self.update(samples)
         run_models.after_step(self.models, 1, c)
         return found

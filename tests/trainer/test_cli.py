@@ -113,7 +113,7 @@ def test_an_overtaken_trainer_exits_with_status_3(run: Run) -> None:
     assert "Traceback" not in err
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.long)])
 def test_stopping_at_a_nonfinite_loss_prints_the_error_last_with_any_number_of_ranks(run: Run, ranks: int) -> None:
     play_groups(run.database, run.run_id, 2)
     with run.database.read() as conn:

@@ -58,7 +58,7 @@ def kill_at_random(process: Command, rng: random.Random, least: int) -> str:
     return said
 
 
-@pytest.mark.parametrize("every", [1, 3])
+@pytest.mark.parametrize("every", [pytest.param(1, marks=pytest.mark.long), 3])
 def test_a_killed_run_has_the_loss_curve_of_an_undisturbed_run(
     tmp_path: Path, undisturbed: list[tuple[float, ...]], every: int
 ) -> None:

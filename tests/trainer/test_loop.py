@@ -78,7 +78,9 @@ def test_engines_get_their_own_type_and_the_export_keeps_the_base_models(setup: 
         assert torch.equal(exported[name].to(tensor.dtype), tensor)
 
 
-@pytest.mark.parametrize("point", ["before checkpoint", "after checkpoint", "after complete"])
+@pytest.mark.parametrize(
+    "point", ["before checkpoint", "after checkpoint", pytest.param("after complete", marks=pytest.mark.long)]
+)
 def test_a_death_at_any_point_of_a_step_changes_nothing(
     setup: Setup, undisturbed: dict[str, torch.Tensor], monkeypatch: pytest.MonkeyPatch, point: str
 ) -> None:
@@ -109,7 +111,7 @@ def test_a_death_at_any_point_of_a_step_changes_nothing(
     assert same(undisturbed, setup.config.run_dir / "model")
 
 
-@pytest.mark.parametrize("damage", ["truncated", "no meta", "staging"])
+@pytest.mark.parametrize("damage", [pytest.param("truncated", marks=pytest.mark.long), "no meta", "staging"])
 def test_a_partial_checkpoint_is_ignored_with_a_message_and_its_step_repeated(
     setup: Setup, undisturbed: dict[str, torch.Tensor], capsys: Any, damage: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

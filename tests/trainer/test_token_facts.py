@@ -108,9 +108,11 @@ def test_facts_do_not_depend_on_how_the_batch_is_cut(tiny_model: Path, world: Wo
         np.testing.assert_allclose(cut[name].masked, facts.masked, atol=1e-4)
 
 
-@pytest.mark.parametrize("tensor_parallel", [1, 2])
-def test_two_ranks_know_what_one_does(tiny_model: Path, tmp_path: Path, world: World, tensor_parallel: int) -> None:
-    run_ranks("rank_facts.py", 2, tiny_model, tmp_path, tensor_parallel)
+@pytest.mark.parametrize(("tensor", "context"), [(1, 1), (2, 1), (1, 2)])
+def test_two_ranks_know_what_one_does(
+    tiny_model: Path, tmp_path: Path, world: World, tensor: int, context: int
+) -> None:
+    run_ranks("rank_facts.py", 2, tiny_model, tmp_path, tensor, context)
     alone = collected(tiny_model, world, minibatches=2, lr=1e-3)
     for rank in range(2):
         together = np.load(tmp_path / f"rank-{rank}.npz")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
@@ -12,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from loop_setup import Died, Setup, same
+from loop_setup import Died, Setup, same, until
 from proxy_stub import ADMIN_KEY
 from safetensors.torch import load_file
 
@@ -48,9 +49,10 @@ def s(tmp_path: Path, tiny_model: Path, world: World) -> Iterator[Setup]:
     setup.database.close()
 
 
-def opening(s: Setup) -> AbstractContextManager[TrainingRun]:
+def opening(s: Setup, **settings: Any) -> AbstractContextManager[TrainingRun]:
+    config = s.config.model_copy(update={"trainer": s.config.trainer.model_copy(update=settings)})
     publisher = Publisher(s.proxy.url, ADMIN_KEY, s.stop.wait, s.said.append)
-    return opened(s.config, s.model, s.world, StoredLineage.begin(s.database, s.config), publisher, s.stop)
+    return opened(config, s.model, s.world, StoredLineage.begin(s.database, config), publisher, s.stop)
 
 
 def test_a_script_trains_the_same_model_as_the_built_in_loop(
@@ -146,6 +148,36 @@ def test_refused_groups_never_train_and_others_take_their_places(s: Setup) -> No
     with s.database.read() as conn:
         faults = [fault for fault in scan(conn, s.run_id) if "another prompt" not in fault]  # the calls are made up
     assert faults == []
+
+
+def test_trajectories_over_the_budget_train_alone_and_are_counted(s: Setup, capsys: pytest.CaptureFixture[str]) -> None:
+    with opening(s, tokens_per_microbatch=5) as run:
+        for _ in range(2):
+            batch = run.prepare_batch()
+            assert batch is not None
+            metrics = run.update(batch)
+            assert metrics["over_budget_trajectories"] == len(batch.trajectories)
+            assert metrics["tokens_trained"] == sum(int(t.loss_mask.sum()) for t in batch.trajectories)
+            run.publish()
+    assert capsys.readouterr().out.count("trajectories have more than 5 tokens, up to ") == 1
+
+
+def test_groups_over_the_budget_can_be_refused(s: Setup) -> None:
+    def rejected() -> list[Any]:
+        return [reason for (reason,) in s.query("SELECT reason FROM trajectories WHERE state = 'rejected'")]
+
+    def stop_in_the_end() -> None:
+        try:
+            until(lambda: len(rejected()) == 18)
+        finally:
+            s.stop.set()
+
+    waiting = threading.Thread(target=stop_in_the_end)
+    waiting.start()
+    with opening(s, tokens_per_microbatch=5, over_budget="refuse") as run:
+        assert run.prepare_batch() is None
+    waiting.join()
+    assert rejected() == ["rejected: over_budget"] * 18
 
 
 def test_only_a_leased_step_of_the_newest_trainer_is_given_back(s: Setup) -> None:

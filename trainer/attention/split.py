@@ -1,6 +1,7 @@
 """Exact attention along a forest as the sum of its pieces (pieces.py), with a backward pass of its own.
 
-Every piece is one call of a kernel. Outputs are merged by their log-sum-exp; memory is linear in the tokens. An
+Every piece is one call of a kernel. Outputs are merged by their log-sum-exp; memory is linear in the tokens. On a CPU,
+16-bit heads are computed in float32 where there are several pieces, so that only their merged output is rounded. An
 attention sink is a logit without a value, so it only enlarges the log-sum-exp. h: query heads, g: key and value heads,
 d: head size, N: tokens.
 """
@@ -8,13 +9,14 @@ d: head size, N: tokens.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from agentrl.trainer.attention.kernels import Kernel, kernel_for
+from agentrl.trainer.attention.kernels import HALF, Kernel, kernel_for
 from agentrl.trainer.attention.pieces import Piece
 from agentrl.trainer.attention.tree import Tree
 
@@ -32,6 +34,35 @@ def split_attention(
     return out_1hNd[..., :size]
 
 
+@dataclass(frozen=True, slots=True)
+class _Heads:
+    """Queries, keys and values of a forest, and the attention to compute."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    tree: Tree
+    window: int | None
+    scale: float
+
+    def attend(self, piece: Piece) -> tuple[Tensor, Tensor]:
+        """The output and the log-sum-exp of one piece."""
+        kernel, queries, keys, mask_QK = self._cut(piece)
+        heads = self.q[:, :, queries], self.k[:, :, keys], self.v[:, :, keys]
+        return kernel.forward(*heads, piece.causal, mask_QK, self.scale)
+
+    def gradients(self, grad: Tensor, out: Tensor, lse: Tensor, piece: Piece) -> tuple[Tensor, Tensor, Tensor]:
+        """The gradients of one piece's queries, keys and values, from the merged output and log-sum-exp."""
+        kernel, queries, keys, mask_QK = self._cut(piece)
+        heads = grad[:, :, queries], self.q[:, :, queries], self.k[:, :, keys], self.v[:, :, keys]
+        return kernel.backward(*heads, out[:, :, queries], lse[:, :, queries], piece.causal, mask_QK, self.scale)
+
+    def _cut(self, piece: Piece) -> tuple[Kernel, slice, slice, Tensor | None]:
+        mask_QK = self.tree.mask(piece, self.window, self.q.dtype) if piece.masked else None
+        queries, keys = slice(piece.query, piece.query_stop), slice(piece.key, piece.key_stop)
+        return kernel_for(self.q, piece.masked), queries, keys, mask_QK
+
+
 class _Split(torch.autograd.Function):
     @staticmethod
     def forward(
@@ -39,13 +70,14 @@ class _Split(torch.autograd.Function):
     ) -> Tensor:
         cut = tree.pieces(window)
         if len(cut) == 1:
-            out, lse = _attend(q, k, v, tree, cut[0], window, scale)
+            out, lse = _Heads(q, k, v, tree, window, scale).attend(cut[0])
         else:
-            out, lse = _merged(q, k, v, tree, cut, window, scale)
+            out, lse = _merged(_Heads(_unrounded(q), _unrounded(k), _unrounded(v), tree, window, scale), cut)
         if sinks_h is not None:
             with_sink = torch.logaddexp(lse, sinks_h.to(lse.dtype)[None, :, None])
-            out = (out * (lse - with_sink).exp()[..., None]).to(q.dtype)
+            out = out * (lse - with_sink).exp()[..., None]
             lse = with_sink
+        out = out.to(q.dtype)
         ctx.save_for_backward(q, k, v, sinks_h, out, lse)
         ctx.tree, ctx.window, ctx.scale = tree, window, scale
         return out
@@ -54,27 +86,24 @@ class _Split(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v, sinks_h, out, lse = ctx.saved_tensors
         (grad,) = grads
+        attention = ctx.tree, ctx.window, ctx.scale
         cut: Sequence[Piece] = ctx.tree.pieces(ctx.window)
-        args = ctx.tree, ctx.window, ctx.scale
         if len(cut) == 1:
-            dq, dk, dv = _gradients(grad, q, k, v, out, lse, cut[0], *args)
+            dq, dk, dv = _Heads(q, k, v, *attention).gradients(grad, out, lse, cut[0])
         else:
-            dq, dk, dv = (_sum(x) for x in (q, k, v))
-            for piece in cut:
-                queries, keys = slice(piece.query, piece.query_stop), slice(piece.key, piece.key_stop)
-                found = _gradients(grad, q, k, v, out, lse, piece, *args)
-                for total, part, gradient in zip((dq, dk, dv), (queries, keys, keys), found, strict=True):
-                    if piece.own:
-                        total[:, :, part] = gradient
-                    else:
-                        total[:, :, part] += gradient
-            dq, dk, dv = dq.to(q.dtype), dk.to(k.dtype), dv.to(v.dtype)
+            heads = _Heads(_unrounded(q), _unrounded(k), _unrounded(v), *attention)
+            dq, dk, dv = _summed_gradients(heads, _unrounded(grad), _unrounded(out), lse, cut)
         dsinks = None
         if sinks_h is not None:
             # The sink's value is 0, so its score has the gradient −p · Σ_d grad · out.
             p_1hN = (sinks_h.to(lse.dtype)[None, :, None] - lse).exp()
             dsinks = -(p_1hN * (grad * out).sum(-1)).sum((0, 2)).to(sinks_h.dtype)
-        return dq, dk, dv, dsinks, None, None, None
+        return dq.to(q.dtype), dk.to(k.dtype), dv.to(v.dtype), dsinks, None, None, None
+
+
+def _unrounded(x: Tensor) -> Tensor:
+    """The tensor in the type of its kernels."""
+    return x.float() if x.dtype in HALF and x.device.type == "cpu" else x
 
 
 def _sum(x: Tensor) -> Tensor:
@@ -82,62 +111,35 @@ def _sum(x: Tensor) -> Tensor:
     return torch.empty_like(x, dtype=x.dtype if x.dtype == torch.float64 else torch.float32)
 
 
-def _kernel(q: Tensor, piece: Piece) -> Kernel:
-    return kernel_for(q, piece.masked)
-
-
-def _attend(
-    q: Tensor, k: Tensor, v: Tensor, tree: Tree, piece: Piece, window: int | None, scale: float
-) -> tuple[Tensor, Tensor]:
-    queries, keys = slice(piece.query, piece.query_stop), slice(piece.key, piece.key_stop)
-    mask_QK = tree.mask(piece, window, q.dtype) if piece.masked else None
-    return _kernel(q, piece).forward(q[:, :, queries], k[:, :, keys], v[:, :, keys], piece.causal, mask_QK, scale)
-
-
-def _merged(
-    q: Tensor, k: Tensor, v: Tensor, tree: Tree, cut: Sequence[Piece], window: int | None, scale: float
-) -> tuple[Tensor, Tensor]:
+def _merged(heads: _Heads, cut: Sequence[Piece]) -> tuple[Tensor, Tensor]:
     """Output and log-sum-exp over all pieces."""
-    sums, lse = _sum(q), None
+    sums = _sum(heads.q)
+    lse_1hN = torch.empty(sums.shape[:-1], dtype=sums.dtype, device=sums.device)
     for piece in cut:
         queries = slice(piece.query, piece.query_stop)
-        out, part = _attend(q, k, v, tree, piece, window, scale)
-        if lse is None:
-            lse = torch.empty(q.shape[:-1], dtype=part.dtype, device=q.device)
+        out, part = heads.attend(piece)
         if piece.own:
-            sums[:, :, queries], lse[:, :, queries] = out, part
+            sums[:, :, queries], lse_1hN[:, :, queries] = out, part
             continue
-        both = torch.logaddexp(lse[:, :, queries], part)
-        old = sums[:, :, queries]
-        old *= (lse[:, :, queries] - both).exp_()[..., None]
+        before, old = lse_1hN[:, :, queries], sums[:, :, queries]
+        both = torch.logaddexp(before, part)
+        old *= (before - both).exp_()[..., None]
         old += out * (part - both).exp_()[..., None]
-        lse[:, :, queries] = both
-    assert lse is not None
-    return sums.to(q.dtype), lse
+        lse_1hN[:, :, queries] = both
+    return sums, lse_1hN
 
 
-def _gradients(
-    grad: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    out: Tensor,
-    lse: Tensor,
-    piece: Piece,
-    tree: Tree,
-    window: int | None,
-    scale: float,
+def _summed_gradients(
+    heads: _Heads, grad: Tensor, out: Tensor, lse: Tensor, cut: Sequence[Piece]
 ) -> tuple[Tensor, Tensor, Tensor]:
-    queries, keys = slice(piece.query, piece.query_stop), slice(piece.key, piece.key_stop)
-    mask_QK = tree.mask(piece, window, q.dtype) if piece.masked else None
-    return _kernel(q, piece).backward(
-        grad[:, :, queries],
-        q[:, :, queries],
-        k[:, :, keys],
-        v[:, :, keys],
-        out[:, :, queries],
-        lse[:, :, queries],
-        piece.causal,
-        mask_QK,
-        scale,
-    )
+    """The gradients of queries, keys and values over all pieces."""
+    sums = _sum(heads.q), _sum(heads.k), _sum(heads.v)
+    for piece in cut:
+        queries, keys = slice(piece.query, piece.query_stop), slice(piece.key, piece.key_stop)
+        found = heads.gradients(grad, out, lse, piece)
+        for total, part, gradient in zip(sums, (queries, keys, keys), found, strict=True):
+            if piece.own:
+                total[:, :, part] = gradient
+            else:
+                total[:, :, part] += gradient
+    return sums

@@ -12,6 +12,7 @@ from agentrl.errors import UnknownAttention, UserError
 from agentrl.trainer.attention import flex
 from agentrl.trainer.attention.split import split_attention
 from agentrl.trainer.attention.tree import Tree
+from agentrl.trainer.parallel.context_parallel import Share
 
 SPLIT, FLEX = "agentrl_split", "agentrl_flex"
 """transformers' names for our attention: in pieces (split.py), or by GPU kernels (flex.py)."""
@@ -27,6 +28,7 @@ def tree_attention(
     attention_mask: Tensor | None,
     *,
     tree: Tree,
+    share: Share | None = None,
     scaling: float | None = None,
     sliding_window: int | None = None,
     s_aux: Tensor | None = None,
@@ -35,7 +37,8 @@ def tree_attention(
     gpu_kernels: bool = False,
     **others: Any,
 ) -> tuple[Tensor, None]:
-    """Attend along the forest: (1, N, h, d). `s_aux` (h,) holds the logit of each head's sink.
+    """Attend along the forest: (1, N, h, d). `s_aux` (h,) holds the logit of each head's sink. With a `share` of the N
+    tokens, queries, keys, values and the result are those of the share.
 
     Sequences that share nothing are one call of flash attention on a GPU. Otherwise the attention is computed by
     FlexAttention with `gpu_kernels`, and in pieces without.
@@ -50,14 +53,29 @@ def tree_attention(
     if unknown:
         raise UnknownAttention(f"{type(module).__name__} attends with {', '.join(unknown)}")
     scale = query_1hNd.shape[-1] ** -0.5 if scaling is None else scaling
+    attend = partial(_attend, tree, sliding_window, scale, gpu_kernels)
+    if share is not None:
+        return share.attend(attend, query_1hNd, key_1hNd, value_1hNd, s_aux), None
+    return attend(query_1hNd, key_1hNd, value_1hNd, s_aux).transpose(1, 2), None
+
+
+def _attend(
+    tree: Tree,
+    window: int | None,
+    scale: float,
+    gpu_kernels: bool,
+    query_1hNd: Tensor,
+    key_1hNd: Tensor,
+    value_1hNd: Tensor,
+    sinks_h: Tensor | None,
+) -> Tensor:
+    """(1, h, N, d)"""
     heads = query_1hNd, key_1hNd, value_1hNd
-    if flex.takes_sequences(query_1hNd, value_1hNd, tree, s_aux):
-        out_1hNd = flex.sequences(*heads, tree, sliding_window, scale)
-    elif gpu_kernels:
-        out_1hNd = flex.flex(*heads, tree, sliding_window, scale, s_aux)
-    else:
-        out_1hNd = split_attention(*heads, tree, sliding_window, scale, s_aux)
-    return out_1hNd.transpose(1, 2), None
+    if flex.takes_sequences(query_1hNd, value_1hNd, tree, sinks_h):
+        return flex.sequences(*heads, tree, window, scale)
+    if gpu_kernels:
+        return flex.flex(*heads, tree, window, scale, sinks_h)
+    return split_attention(*heads, tree, window, scale, sinks_h)
 
 
 def name_for(setting: Literal["auto", "split", "flex"], device: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -34,6 +35,13 @@ class Writing:
     def done(self) -> bool:
         """Whether `finish` returns without waiting."""
         return self.future is None or self.future.done()
+
+    def when_done(self, call: Callable[[], None]) -> None:
+        """Call when this rank's part is written, in any thread."""
+        if self.future is None:
+            call()
+        else:
+            self.future.add_done_callback(lambda _: call())
 
     def finish(self) -> Checkpoint:
         """Wait until every rank has written its part. Rank 0 then gives the folder its name.

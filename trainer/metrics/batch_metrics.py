@@ -12,6 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 from torch import Tensor
 
+from agentrl.domain.experts.routed_experts import RouteOrigin
 from agentrl.domain.schemas import PROMPT_VERSION, Batch
 from agentrl.domain.session_stats import ROLLOUT, frequent_means
 from agentrl.store.training.batch_facts import BatchFacts
@@ -79,6 +80,19 @@ def batch_metrics(batch: Batch, samples: Sequence[Sample]) -> Metrics:
         **_ages(batch),
         **_lengths(batch),
     }
+
+
+def routing_metrics(batch: Batch) -> Metrics:
+    """Shares of the tokens that the update reads by the origin of their experts (RouteOrigin); they sum to 1."""
+    counts = np.zeros(len(RouteOrigin), np.int64)
+    for t in batch.trajectories:
+        if t.loss_mask.any():
+            read = int(np.flatnonzero(t.loss_mask)[-1])  # the last loss token is only predicted
+            origins = np.zeros(read, np.uint8) if t.routed is None else t.routed.origins[:read]
+            counts += np.bincount(origins, minlength=len(RouteOrigin))
+    tokens = int(counts.sum())
+    shares = {f"routing/{origin.name.lower()}": counts[origin] / max(1, tokens) for origin in RouteOrigin}
+    return {"routing/tokens": float(tokens)} | {name: float(share) for name, share in shares.items()}
 
 
 def _advantages(samples: Sequence[Sample]) -> Metrics:

@@ -36,7 +36,8 @@ class Critic(Body):
 
     def forward(self, batch: Microbatch) -> Tensor:
         """(P,) float32, the value of the state before each predicted token."""
-        return self.sources(batch).float() @ self.value.weight[0].float() + self.value.bias.float()
+        self.count(batch, 0)
+        return self.scalars(batch, self.value)
 
     def trainable(self) -> Iterator[tuple[str, nn.Parameter]]:
         """Trained parameters of body and head by their names, in a fixed order."""

@@ -16,7 +16,9 @@ from torch import Tensor
 from agentrl.trainer.models.onednn import add_weight_gradient, linear
 
 CHUNK = 256
-"""Number of predictions whose (C, V) logits are computed at once."""
+"""Largest number of predictions whose (C, V) logits are computed at once."""
+LOGITS_BYTES = 256 * 2**20
+"""Largest size of those logits, unless one prediction has more."""
 KEPT_BYTES = 512 * 2**20
 """Bytes of a trained head's distributions that are kept for the backward pass; the rest is computed again."""
 
@@ -26,16 +28,18 @@ def token_logprobs(
     weight_VH: Tensor,
     targets_P: Tensor,
     temperatures_P: Tensor,
-    chunk: int = CHUNK,
+    chunk: int | None = None,
     *,
     entropy_gradient: bool = False,
     kept_bytes: int = KEPT_BYTES,
 ) -> tuple[Tensor, Tensor]:
     """log softmax(hidden · weightᵀ / temperature)[target], and that distribution's entropy, in float32. P >= 1.
 
-    The entropy has a gradient only with `entropy_gradient`.
+    The entropy has a gradient only with `entropy_gradient`. `chunk` predictions are computed at once; None: as many as
+    memory is set apart for.
     """
     assert len(targets_P) > 0
+    chunk = chunk_of(len(weight_VH)) if chunk is None else chunk
     if weight_VH.requires_grad and torch.is_grad_enabled():
         logprobs_P, entropy_P = _TrainedHead.apply(  # type: ignore[no-untyped-call]
             hidden_PH, weight_VH, targets_P, temperatures_P, chunk, entropy_gradient, kept_bytes
@@ -46,6 +50,13 @@ def token_logprobs(
         hidden_PH, weight_VH, targets_P, temperatures_P, chunk, needs_grad, needs_grad and entropy_gradient
     )
     return logprobs_P, entropy_P
+
+
+def chunk_of(vocabulary: int) -> int:
+    """The number of predictions of a chunk, by the bytes of their float32 logits: memory does not grow with the
+    vocabulary, until one prediction's logits are more than LOGITS_BYTES.
+    """
+    return max(1, min(CHUNK, LOGITS_BYTES // (4 * vocabulary)))
 
 
 def _chunks(predictions: int, size: int) -> Iterator[slice]:

@@ -64,6 +64,12 @@ def fill(root: nn.Module, lm: Any, folder: Path, names: Names, device: torch.dev
         return tensor if isinstance(tensor, DTensor) else tensor.to(computes)
 
     root._apply(placed)  # type: ignore[no-untyped-call]
+    for module in root.modules():
+        for name, value in vars(module).items():
+            if (
+                isinstance(value, Tensor) and not value.is_meta
+            ):  # neither parameter nor buffer: PyTorch does not move it
+                setattr(module, name, value.to(computes))
     _tie(lm, shared)
     parameters = {stored_name(first): lm.get_parameter(first) for first, *_ in shared}
     targets = {name: tensor for name, tensor in (parameters | _stored_buffers(lm)).items() if not tensor.is_meta}

@@ -44,11 +44,12 @@ def attach(lm: Any, config: AdapterConfig) -> None:
         from peft import inject_adapter_in_model
     except ImportError as error:
         raise UserError("trainer.lora needs peft: pip install 'agentrl[lora]'") from error
-    targets = ALL_LINEAR if config.targets == [ALL_LINEAR] else config.targets
-    absent = [t for t in config.targets if targets != ALL_LINEAR and not _linear_layers(lm, t)]
+    targets = _all_linear(lm) if config.targets == [ALL_LINEAR] else config.targets
+    absent = [t for t in targets if config.targets != [ALL_LINEAR] and not _linear_layers(lm, t)]
     if absent:
         raise UserError(f"trainer.lora.targets: {type(lm).__name__} has no linear layer {', '.join(absent)}")
-    inject_adapter_in_model(_peft_config(config, targets), lm, low_cpu_mem_usage=True)
+    # Given a model of transformers, peft would also adapt the fused experts and the router of a mixture.
+    inject_adapter_in_model(_peft_config(config, targets), nn.ModuleList([lm]), low_cpu_mem_usage=True)
 
 
 @torch.no_grad()
@@ -125,13 +126,22 @@ def write(
         save_file(stored(adapter), draft / ADAPTER, metadata={"format": "pt"})
 
 
-def _peft_config(config: AdapterConfig, targets: str | list[str]) -> peft.LoraConfig:
+def _peft_config(config: AdapterConfig, targets: list[str]) -> peft.LoraConfig:
     """Without dropout, so that recomputed logprobs are those of the policy that sampled."""
     import peft
 
     return peft.LoraConfig(
         r=config.rank, lora_alpha=config.alpha, target_modules=targets, lora_dropout=0.0, task_type="CAUSAL_LM"
     )
+
+
+def _all_linear(lm: Any) -> list[str]:
+    """The last names of all linear layers, except the output head."""
+    from transformers.pytorch_utils import Conv1D
+
+    head = lm.get_output_embeddings()
+    linear = (name for name, m in lm.named_modules() if isinstance(m, (nn.Linear, Conv1D)) and m is not head)
+    return sorted({name.rpartition(".")[2] for name in linear})
 
 
 def _linear_layers(lm: Any, target: str) -> list[str]:

@@ -1,9 +1,10 @@
 """Reads from a model's configuration and modules how it mixes tokens and how it computes logits.
 
 Forests of prefix trees are exact for full attention and for sliding windows, with positions that do not depend on other
-sequences. They are not exact for three mechanisms:
+sequences, and for layers whose state is carried along the forest (recurrence/carrying.py). They are not exact for three
+mechanisms:
 
-    recurrent layers    hand a state to the next token of the forest, which may belong to another sequence
+    other layers        with a state hand it to the next token of the forest, which may belong to another sequence
     chunked attention   does not tell the attention function about its chunks
     longrope            chooses its frequencies by the longest of all sequences together
 
@@ -15,12 +16,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import torch
 from torch import nn
 
+from agentrl.trainer.recurrence import carrying
+
 PLAIN = "eager"
-"""transformers' name for the attention in a model's own file."""
+"""transformers' name for the attention, or the loop over experts, in a model's own file."""
+ROW_BYTES = 16
+"""What the bytes of a row of grouped products must be a multiple of."""
 PACKED = {"full_attention", "sliding_attention", "attention"}
 """Layer types for which forests are exact."""
+WITH_STATE = {"linear_attention", "conv", "mamba", "mamba2", "hybrid"}
+"""Layer types for which forests are exact if all their layers with a state are carried along."""
 FEED_FORWARD = {"dense", "sparse", "mlp", "moe"}
 """Layer types that do not mix tokens."""
 MULTIPLIED = ("logit_scale", "lm_head_multiplier")
@@ -31,16 +39,18 @@ DIVIDED = ("logits_scaling",)
 def unpackable(lm: Any) -> str:
     """The mechanism that prevents packing of a model's sequences; empty when no such mechanism is known."""
     config = lm.config.get_text_config()
-    types = set(_layer_types(config)) - PACKED - FEED_FORWARD
+    carriers = carrying.carriers(lm)
+    types = set(_layer_types(config)) - PACKED - FEED_FORWARD - (WITH_STATE if carriers else set())
     if types:
         return f"it has layers of type {', '.join(sorted(types))}"
     if getattr(config, "attention_chunk_size", None) and not _layer_types(config):
         return "it attends in chunks"
     if "longrope" in _rope_kinds(config):
         return "its positions are of type longrope, which depend on the length of a sequence"
-    if any(isinstance(module, nn.Conv1d) for module in lm.modules()):
+    known = {part for layer in carriers for part in layer.modules()}
+    if any(isinstance(module, nn.Conv1d) and module not in known for module in lm.modules()):
         return "it has convolutions over tokens"
-    if not lm._supports_attention_backend:
+    if not carriers and not lm._supports_attention_backend:
         return "its attention is none of transformers' attention functions"
     return ""
 
@@ -61,6 +71,15 @@ def untrainable(lm: Any) -> str:
     if getattr(lm.get_output_embeddings(), "bias", None) is not None:
         return "an output head with a bias is not supported by the trainer"
     return ""
+
+
+def narrow_experts(lm: Any, dtype: torch.dtype) -> bool:
+    """Whether a mixture has fused experts that grouped products cannot compute in `dtype`: their rows must have a
+    multiple of ROW_BYTES.
+    """
+    fused = (module for module in lm.modules() if hasattr(module, "_is_expert_parallel"))
+    sizes = [size for module in fused for p in module.parameters(recurse=False) if p.ndim == 3 for size in p.shape[1:]]
+    return any(size * dtype.itemsize % ROW_BYTES for size in sizes)
 
 
 def window(lm: Any) -> int | None:

@@ -37,8 +37,10 @@ def add_weight_gradient(sum_OI: Tensor, grad_MO: Tensor, x_MI: Tensor) -> None:
         sum_OI += _product(grad_MO.t(), x_MI.t())
     elif grad_MO.dtype == torch.float32:
         sum_OI.addmm_(grad_MO.t(), x_MI)
-    else:
+    elif grad_MO.device.type == "cpu":  # which has no products of bfloat16 with a float32 result
         sum_OI += grad_MO.t() @ x_MI
+    else:
+        sum_OI += torch.mm(grad_MO.t(), x_MI, out_dtype=torch.float32)
 
 
 class Linear(nn.Linear):

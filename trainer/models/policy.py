@@ -11,17 +11,23 @@ Loading a model decides which of the two it uses (packing_probe.py). H: hidden s
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
 
 from agentrl.trainer.attention import tree_attention
+from agentrl.trainer.experts.node_routes import NodeRoutes
+from agentrl.trainer.experts.routing_replay import Routing
 from agentrl.trainer.masked_outputs import MaskedOutputs
+from agentrl.trainer.metrics.flops import PassCounts
 from agentrl.trainer.models import mechanisms
 from agentrl.trainer.models.head import token_logprobs
 from agentrl.trainer.models.tensor_naming import Names
 from agentrl.trainer.packing import UNPACKED, Microbatch
+from agentrl.trainer.parallel.context_parallel import Compute, Share
 
 T = TypeVar("T")
 
@@ -39,12 +45,18 @@ class Body(nn.Module):
     """Maps the tensors of the model folder to the model's tensors."""
     unpacked: str = ""
     """Why sequences are not packed; empty when they are."""
+    context: DeviceMesh | None = None
+    """The ranks that divide the tokens of a microbatch among them, this one included."""
     attention: str = tree_attention.SPLIT
     """transformers' name for the attention of packed sequences."""
+
+    routing: Routing | None = None
+    """The routers of a mixture-of-experts model."""
 
     def __init__(self, lm: Any) -> None:
         super().__init__()
         self.lm = lm
+        self.counted = PassCounts.none()
         self._own_attention = mechanisms.attention_of(lm)
 
     @property
@@ -62,39 +74,75 @@ class Body(nn.Module):
         self.lm.set_attn_implementation(self._own_attention if unpacked else self.attention)
 
     def budget(self, tokens: int) -> int:
-        """The budget for packing batches of this model when a microbatch may have `tokens` tokens."""
-        return UNPACKED if self.unpacked else tokens
+        """The budget for packing batches of this model when a rank may have `tokens` tokens of a microbatch."""
+        return UNPACKED if self.unpacked else tokens * (self.context.size() if self.context else 1)
+
+    def share(self, batch: Microbatch) -> Share | None:
+        """The tokens of a microbatch that this rank has; None without context ranks."""
+        return Share(self.context, len(batch.input_ids_N)) if self.context else None
 
     def within(self, compute: Callable[[], T]) -> T:
         """Call `compute` as a forward pass of this FSDP root, which gathers the weights of the blocks that run."""
         return compute()
 
     def hidden(self, batch: Microbatch) -> Tensor:
-        """(N, H) the last hidden states of the microbatch's tokens."""
+        """(N, H) the last hidden states of the microbatch's tokens, or of this rank's share of them."""
         assert bool(batch.lengths) == bool(self.unpacked), "a batch is cut by its model's budget"
         if batch.lengths:
-            return torch.cat([self.alone(ids_T) for ids_T in torch.split(batch.input_ids_N, list(batch.lengths))])
-        return self.packed(batch)
+            return torch.cat(list(self._one_by_one(batch)))
+        share, routes = self.share(batch), batch.routes
+        if routes is not None and share is not None:
+            routes = routes.part(share.take)
+        with self._replaying(routes):
+            return self.packed(batch, share)
 
-    def packed(self, batch: Microbatch) -> Tensor:
-        """(N, H) the last hidden states of the tokens of a forest."""
-        hidden_NH: Tensor = self.blocks(
-            input_ids=batch.input_ids_N[None],
-            position_ids=batch.positions_N[None],
+    def _one_by_one(self, batch: Microbatch) -> Iterator[Tensor]:
+        """The last hidden states of each sequence."""
+        parts = torch.split(batch.input_ids_N, list(batch.lengths))
+        routes = batch.routes.split(batch.lengths) if batch.routes is not None else [None] * len(parts)
+        for ids_T, of_T in zip(parts, routes, strict=True):
+            with self._replaying(of_T):
+                yield self.alone(ids_T)
+
+    def _replaying(self, routes: NodeRoutes | None) -> AbstractContextManager[None]:
+        return nullcontext() if self.routing is None else self.routing.replaying(routes)
+
+    def packed(self, batch: Microbatch, share: Share | None = None) -> Tensor:
+        """(N, H) the last hidden states of the tokens of a forest; with a `share`, (n, H) those of the share."""
+        ids, positions = batch.input_ids_N, batch.positions_N
+        hidden: Tensor = self.blocks(
+            input_ids=(share.take(ids) if share else ids)[None],
+            position_ids=(share.take(positions) if share else positions)[None],
             attention_mask=batch.tree.marker,
             use_cache=False,
             tree=batch.tree,
+            share=share,
         ).last_hidden_state[0]
-        return hidden_NH
+        return hidden
 
     def alone(self, ids_T: Tensor) -> Tensor:
         """(T, H) the last hidden states of one sequence, by transformers' own forward."""
         hidden_TH: Tensor = self.blocks(input_ids=ids_T[None], use_cache=False).last_hidden_state[0]
         return hidden_TH
 
-    def sources(self, batch: Microbatch) -> Tensor:
-        """(P, H) the hidden states that predict."""
-        return self.hidden(batch)[batch.sources_P]
+    def predicted(self, batch: Microbatch, hidden: Tensor, sources_P: Tensor, compute: Compute) -> tuple[Tensor, ...]:
+        """(P,) each: what `compute` makes of the hidden states that predict. `hidden` is that of this rank's tokens."""
+        if (share := self.share(batch)) is not None:
+            return share.predictions(hidden, sources_P, compute)
+        return compute(hidden[sources_P], torch.arange(len(sources_P), device=sources_P.device))
+
+    def scalars(self, batch: Microbatch, head: nn.Linear) -> Tensor:
+        """(P,) float32, the output of a `head` of one output at the hidden states that predict."""
+
+        def compute(hidden_PH: Tensor, _: Tensor) -> tuple[Tensor]:
+            output_P = hidden_PH.float() @ head.weight[0].float()
+            return (output_P if head.bias is None else output_P + head.bias.float(),)
+
+        return self.predicted(batch, self.hidden(batch), batch.sources_P, compute)[0]
+
+    def count(self, batch: Microbatch, predictions: int) -> None:
+        """Count a forward pass; where gradients are recorded, a backward pass too."""
+        self.counted.add(len(batch.input_ids_N), predictions, batch.pairs, trains=torch.is_grad_enabled())
 
     def trainable(self) -> Iterator[tuple[str, nn.Parameter]]:
         """Trained parameters by their Hugging Face name, in a fixed order."""
@@ -116,19 +164,32 @@ class Policy(Body):
         """(P,) logprobs at the recorded temperature and (P,) entropies of the microbatch's predictions; with `masked`
         (P + E,): those that only its tokens need follow, without a gradient.
         """
-        head = self.lm.get_output_embeddings().weight
-        hidden_NH = self.hidden(batch)
-        logprobs_P, entropy_P = token_logprobs(
-            hidden_NH[batch.sources_P],
-            head,
-            batch.targets_P,
-            batch.temperatures_P / self.scale,
-            entropy_gradient=entropy_gradient,
-        )
+        self.count(batch, len(batch.sources_P) + (len(masked.sources_E) if masked else 0))
+        hidden = self.hidden(batch)
+        of_batch = (batch.sources_P, batch.targets_P, batch.temperatures_P)
+        logprobs_P, entropy_P = self._logprobs(batch, hidden, *of_batch, entropy_gradient=entropy_gradient)
         if masked is None or not len(masked.sources_E):
             return logprobs_P, entropy_P
         with torch.no_grad():
-            logprobs_E, entropy_E = token_logprobs(
-                hidden_NH[masked.sources_E], head, masked.targets_E, masked.temperatures_E / self.scale
-            )
+            of_masked = (masked.sources_E, masked.targets_E, masked.temperatures_E)
+            logprobs_E, entropy_E = self._logprobs(batch, hidden, *of_masked)
         return torch.cat([logprobs_P, logprobs_E]), torch.cat([entropy_P, entropy_E])
+
+    def _logprobs(
+        self,
+        batch: Microbatch,
+        hidden: Tensor,
+        sources_P: Tensor,
+        targets_P: Tensor,
+        temperatures_P: Tensor,
+        *,
+        entropy_gradient: bool = False,
+    ) -> tuple[Tensor, ...]:
+        """(P,) logprobs of the targets and (P,) entropies."""
+        head = self.lm.get_output_embeddings().weight
+
+        def compute(hidden_PH: Tensor, which_P: Tensor) -> tuple[Tensor, ...]:
+            temperatures = temperatures_P[which_P] / self.scale
+            return token_logprobs(hidden_PH, head, targets_P[which_P], temperatures, entropy_gradient=entropy_gradient)
+
+        return self.predicted(batch, hidden, sources_P, compute)

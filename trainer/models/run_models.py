@@ -33,8 +33,10 @@ class Models:
     critic: Learner | None = None
 
 
-def load(wrap: Callable[[Any], AnyBody], base_model: Path, config: UpdateConfig, world: World) -> AnyBody:
-    """A model with the base model's weights, sharded as configured."""
+def load(
+    wrap: Callable[[Any], AnyBody], base_model: Path, config: UpdateConfig, world: World, **routing: bool
+) -> AnyBody:
+    """A model with the base model's weights, sharded as configured; `routing` as `load_sharded` takes it."""
     return load_sharded(
         wrap,
         base_model,
@@ -42,16 +44,19 @@ def load(wrap: Callable[[Any], AnyBody], base_model: Path, config: UpdateConfig,
         train_layers=config.train_layers,
         dtype=torch.bfloat16 if config.dtype == "bfloat16" else torch.float32,
         activation_checkpointing=config.activation_checkpointing,
+        activation_offload=config.activation_offload,
         cpu_offload=config.cpu_offload,
         keep_gathered=config.keep_gathered,
         adapter=config.lora,
         attention=config.attention,
+        **routing,
     )
 
 
 def make_models(base_model: Path, config: TrainerConfig, world: World) -> Models:
     """Load the policy and the models that its algorithm needs."""
-    policy = load(Policy, base_model, config, world)
+    replays, balances = config.routing_replay == "engine", config.router_aux_loss_coef > 0
+    policy = load(Policy, base_model, config, world, replay_routing=replays, balance_routers=balances)
     reference = critic = None
     if config.algorithm.needs_reference:
         reference = Reference(policy)

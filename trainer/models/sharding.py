@@ -20,14 +20,19 @@ from torch.distributed.fsdp import (
     fully_shard,
     register_fsdp_forward_method,
 )
-from torch.utils.checkpoint import checkpoint
 
 from agentrl.configs.trainer_config import AdapterConfig
 from agentrl.errors import ModelFolderError, UserError
 from agentrl.trainer.attention import tree_attention
-from agentrl.trainer.distributed import Mesh, World
-from agentrl.trainer.models import loading, lora, mechanisms, onednn, packing_probe, tensor_parallel
+from agentrl.trainer.distributed import World
+from agentrl.trainer.experts.routing_replay import routing_of
+from agentrl.trainer.kernels import fused_norms
+from agentrl.trainer.models import loading, lora, mechanisms, onednn, packing_probe
+from agentrl.trainer.models.activations import Offload, checkpoint_trained
 from agentrl.trainer.models.policy import Body, decoder
+from agentrl.trainer.parallel import context_parallel, expert_parallel, tensor_parallel
+from agentrl.trainer.parallel.mesh import Mesh
+from agentrl.trainer.recurrence import carrying
 
 AnyBody = TypeVar("AnyBody", bound=Body)
 
@@ -40,10 +45,13 @@ def load_sharded(
     train_layers: int | None = None,
     dtype: torch.dtype = torch.float32,
     activation_checkpointing: bool = False,
+    activation_offload: bool = False,
     cpu_offload: bool = False,
     keep_gathered: bool = False,
     adapter: AdapterConfig | None = None,
     attention: Literal["auto", "split", "flex"] = "auto",
+    replay_routing: bool = False,
+    balance_routers: bool = False,
 ) -> AnyBody:
     """Build, freeze, wrap and shard a model, and load this rank's part. Collective.
 
@@ -52,42 +60,62 @@ def load_sharded(
     train_layers              only the top blocks and the final norm train; the autograd graph starts at the first
                               trained block, so no activations below it are kept
     activation_checkpointing  a trained block keeps only its input and is computed again in the backward pass
+    activation_offload        that input waits in CPU memory
     keep_gathered             a block's gathered weights stay until `accumulate` releases them
     cpu_offload               parameters, gradients and moments stay in CPU memory; a GPU gets one block at a time
     adapter                   only the adapter trains, if its rank is not 0
     attention                 of packed sequences: in pieces, by FlexAttention, or chosen by the device
+    replay_routing            a mixture's routers choose the experts that microbatches bring along
+    balance_routers           a mixture's routers get a load-balancing loss
 
-    With tensor ranks in the mesh, the tensors that they split are sharded over tensor groups, the others over all
-    ranks.
+    The last two raise ModelFolderError for a model whose routers cannot be observed and replayed.
+
+    With tensor ranks in the mesh, the tensors that they split are sharded over tensor groups, and with expert groups,
+    experts over these; the others are sharded over all ranks.
     """
     device = mesh.whole.device_type
-    if cpu_offload and device == "cpu":
-        raise UserError("trainer.cpu_offload moves parameters off a GPU, and the trainer runs on the CPU")
+    if device == "cpu" and (cpu_offload or activation_offload):
+        what = "cpu_offload moves parameters" if cpu_offload else "activation_offload moves activations"
+        raise UserError(f"trainer.{what} off a GPU, and the trainer runs on the CPU")
     lm, names = loading.build(folder)
     lm.eval()  # no dropout: recomputed logprobs must be those of the policy that sampled
     if why := mechanisms.untrainable(lm):
         raise ModelFolderError(f"model folder {folder}: {type(lm).__name__}: {why}")
+    if mechanisms.narrow_experts(lm, dtype):
+        lm.set_experts_implementation(mechanisms.PLAIN)
     blocks = _blocks(lm)
     if train_layers is not None:
         _freeze_all_but_top(lm, blocks, train_layers)
     if adapter and adapter.rank:
         lora.attach(lm, adapter)
+    routing = routing_of(blocks, replays=replay_routing, balances=balance_routers)
+    carrying.carry(blocks)
     if activation_checkpointing:
-        _checkpoint_trained(blocks)
+        contexts = None if routing is None else routing.checkpoint_contexts
+        checkpoint_trained(blocks, Offload() if activation_offload else None, contexts)
+    experts = expert_parallel.spread(decoder(lm), type(lm).__name__, mesh)
     if mesh.tensor:
-        tensor_parallel.parallelize(lm, mesh.tensor)
+        elsewhere = expert_parallel.plan_of(decoder(lm)) if experts else {}
+        tensor_parallel.parallelize(decoder(lm), type(lm).__name__, mesh.tensor, elsewhere)
     elif device == "cpu":
         onednn.adopt(lm)
+    else:
+        fused_norms.adopt(lm)
     model = wrap(lm)
-    model.names = names
+    model.names, model.routing = names, routing
     model.attention = tree_attention.name_for(attention, device)
     if mesh.whole.size() > 1 or dtype != torch.float32 or cpu_offload:  # otherwise FSDP would only copy
+        precision = partial(MixedPrecisionPolicy, param_dtype=dtype, reduce_dtype=torch.float32)
         shard: dict[str, Any] = {
-            "mp_policy": MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32),
+            "mp_policy": precision(),
             "offload_policy": CPUOffloadPolicy() if cpu_offload else OffloadPolicy(),
         }
         # A rank that owns all shards would only copy when it gathers again for the backward pass.
         reshards = mesh.split.shape[-1] > 1 and not keep_gathered
+        for owned in experts:
+            # Routing weights may have another type than the blocks.
+            as_given = shard | {"mp_policy": precision(cast_forward_inputs=False)}
+            expert_parallel.shard(owned, mesh, mesh.gradient_parts, **as_given, reshard_after_forward=not keep_gathered)
         for block in blocks:
             fully_shard(block, **shard, mesh=mesh.split, reshard_after_forward=reshards)
         fully_shard(model, **shard, mesh=mesh.whole, reshard_after_forward=False)
@@ -98,6 +126,10 @@ def load_sharded(
     register_fsdp_forward_method(model, "within")
     packing_probe.choose(model, folder, computes, dtype)
     reshard(model)
+    if mesh.context:
+        undivided = model.unpacked or ("it has layers that carry a state along them" if carrying.carriers(lm) else "")
+        context_parallel.check(lm.config, undivided, mesh.context_size, mesh.tensor_size)
+        model.context = mesh.context
     return model
 
 
@@ -114,11 +146,11 @@ def accumulate(model: Body, more: bool) -> None:
 def backward(model: Body, loss: Tensor, world: World, *, more: bool) -> None:
     """Backward pass of this rank's share of a loss. Collective.
 
-    The loss is multiplied by the number of data ranks, because FSDP averages gradients over them. While `more` passes
-    follow before the update, gradients are not reduced and gathered weights stay.
+    The loss is multiplied by the number of ranks with different parts of the gradient, because FSDP averages over them.
+    While `more` passes follow before the update, gradients are not reduced and gathered weights stay.
     """
     accumulate(model, more)
-    (loss * world.data_size).backward()  # type: ignore[no-untyped-call]
+    (loss * world.mesh.gradient_parts).backward()  # type: ignore[no-untyped-call]
 
 
 def reshard(model: Body) -> None:
@@ -144,12 +176,3 @@ def _freeze_all_but_top(lm: Any, blocks: nn.ModuleList, top: int) -> None:
     norms = [m for name, m in decoder(lm).named_children() if "norm" in name or name == "ln_f"]
     for norm in norms:
         norm.requires_grad_(True)
-
-
-def _checkpoint_trained(blocks: nn.ModuleList) -> None:
-    """Checkpoint activations inside FSDP's hooks, so that weights are gathered once for recomputation and backward."""
-    for block in blocks:
-        if any(p.requires_grad for p in block.parameters()):
-            # There is no dropout, so no random state to restore.
-            again = partial(checkpoint, block.forward, use_reentrant=False, preserve_rng_state=False)
-            block.forward = again

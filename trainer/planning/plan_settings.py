@@ -2,16 +2,19 @@
 
 shards of one replica    from the GPUs of one host to all ranks: the fewest that fit, since replicas talk least
 for each of them         checkpointing, then without it (faster) if that fits too
-if nothing fits          smaller microbatches, then tensor parallelism, then parameters in the hosts' memory
+if nothing fits          smaller microbatches, then context and tensor parallelism, then parameters in the hosts' memory
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
+from typing import Any
 
 from agentrl.configs.resources_config import TrainerSizes
 from agentrl.configs.trainer_config import TrainerConfig
+from agentrl.trainer.metrics.model_shape import shape_of
+from agentrl.trainer.run.device_defaults import RankDevice, compute_dtype, microbatch_tokens
 
 SMALLEST_BUDGET = 2048
 STATE_BYTES = 16.0
@@ -26,10 +29,12 @@ class Setting:
     ranks: int
     replicas: int
     tensor: int
-    budget: int  # tokens of a microbatch
+    budget: int  # tokens of a microbatch that a rank has
     dtype: str
     checkpointing: bool
     offload: bool = False
+    context: int = 1
+    experts: int = 1
 
     @property
     def shards(self) -> int:
@@ -39,7 +44,19 @@ class Setting:
     @property
     def sizes(self) -> TrainerSizes:
         """As the configuration has it."""
-        return TrainerSizes(ranks=self.ranks, replicas=self.replicas, tensor=self.tensor)
+        return TrainerSizes(
+            ranks=self.ranks, replicas=self.replicas, tensor=self.tensor, context=self.context, experts=self.experts
+        )
+
+    @property
+    def data(self) -> int:
+        """Ranks with different microbatches."""
+        return self.ranks // (self.tensor * self.context)
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of a microbatch, which the ranks of a context group share."""
+        return self.budget * self.context
 
     def config(self, given: TrainerConfig) -> TrainerConfig:
         """The trainer's configuration with this setting. Offload is computed from the trace without it."""
@@ -60,7 +77,8 @@ class Setting:
     def __str__(self) -> str:
         """A few words for progress."""
         split = f"{self.ranks} ranks" + (f", {self.replicas} replicas" if self.replicas > 1 else "")
-        split += f", tensor {self.tensor}" if self.tensor > 1 else ""
+        for name, size in (("tensor", self.tensor), ("context", self.context), ("experts", self.experts)):
+            split += f", {name} {size}" if size > 1 else ""
         how = [self.dtype, *(["checkpointing"] if self.checkpointing else []), *(["offload"] if self.offload else [])]
         return f"{split}, {self.budget} tokens, {', '.join(how)}"
 
@@ -69,6 +87,8 @@ KEYS = {
     "ranks": "resources.trainer.ranks",
     "replicas": "resources.trainer.replicas",
     "tensor": "resources.trainer.tensor",
+    "context": "resources.trainer.context",
+    "experts": "resources.trainer.experts",
     "budget": "trainer.tokens_per_microbatch",
     "dtype": "trainer.dtype",
     "checkpointing": "trainer.activation_checkpointing",
@@ -76,16 +96,22 @@ KEYS = {
 }
 
 
-def configured(config: TrainerConfig, sizes: TrainerSizes) -> Setting:
-    """The setting of a configuration."""
+def configured(
+    config: TrainerConfig, sizes: TrainerSizes, shape: Mapping[str, Any] | None = None, gpu_bytes: float = 0.0
+) -> Setting:
+    """The setting of a configuration for a model of this `shape` on GPUs; what is `auto` gets the trainer's choice."""
+    dtype = compute_dtype(config, "cuda")
+    device = RankDevice(kind="cuda", memory_bytes=int(gpu_bytes), shards=sizes.ranks // sizes.replicas)
     return Setting(
         sizes.ranks,
         sizes.replicas,
         sizes.tensor,
-        config.tokens_per_microbatch,
-        config.dtype,
+        microbatch_tokens(config, dtype, shape_of(shape) if shape else None, device),
+        dtype,
         config.activation_checkpointing,
         config.cpu_offload,
+        sizes.context,
+        sizes.experts,
     )
 
 
@@ -107,12 +133,15 @@ def sharings(setting: Setting, gpus: int) -> Iterator[Setting]:
 
 def rescues(setting: Setting, gpus: int, longest: int) -> Iterator[Setting]:
     """What to try where nothing fits with all ranks as shards. No microbatch is smaller than the longest trajectory."""
-    base = replace(setting, dtype="bfloat16", checkpointing=True, replicas=1, tensor=1, offload=False)
+    base = replace(setting, dtype="bfloat16", checkpointing=True, replicas=1, tensor=1, context=1, offload=False)
     smallest = max(SMALLEST_BUDGET, longest)
     budget = base.budget
     while budget // 2 >= smallest:
         budget //= 2
         yield replace(base, budget=budget)
+    for context in (2, 4, 8):
+        if context <= gpus and base.ranks % context == 0:
+            yield replace(base, budget=max(SMALLEST_BUDGET, -(-smallest // context)), context=context)
     for tensor in (2, 4, 8):
         if tensor <= gpus and base.ranks % tensor == 0:
             yield replace(base, budget=max(smallest, min(base.budget, 2 * smallest)), tensor=tensor)

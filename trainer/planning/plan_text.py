@@ -92,7 +92,7 @@ def _verdict(plan: RunPlan) -> Iterator[str]:
 
 def _engines(plan: RunPlan, disk: float) -> Iterator[str]:
     engines, memory = plan.engines, plan.engines.memory
-    episodes = min(memory.episodes(plan.work.tokens) * engines.count, engines.running)
+    episodes = engines.episodes(plan.work.tokens)
     where = "on the trainer's GPUs, in turns" if engines.colocated else "on GPUs of their own"
     if memory.tokens:
         yield (
@@ -113,6 +113,8 @@ def snippet(plan: RunPlan) -> list[str]:
     chosen = (plan.proposed or plan.asked).setting
     engines = plan.engines
     trainer = f"ranks: {chosen.ranks}, replicas: {chosen.replicas}, tensor: {chosen.tensor}"
+    for name, size in (("context", chosen.context), ("experts", chosen.experts)):
+        trainer += f", {name}: {size}" if size > 1 else ""
     hosts = -(-chosen.ranks // plan.cluster.gpus)
     lines = ["resources:"]
     if engines.colocated and plan.cluster.hosts == 1:
@@ -149,7 +151,7 @@ def plan_json(plan: RunPlan, disk: float) -> dict[str, Any]:
             "weights_bytes": plan.engines.memory.weights,
             "token_bytes": plan.engines.memory.token,
             "cached_tokens": plan.engines.memory.tokens,
-            "episodes": min(plan.engines.memory.episodes(plan.work.tokens) * plan.engines.count, plan.engines.running),
+            "episodes": plan.engines.episodes(plan.work.tokens),
         },
         "publish_bytes": plan.publish_bytes,
         "checkpoint_bytes": plan.checkpoint_bytes,
@@ -164,6 +166,8 @@ def tried_json(tried: Tried) -> dict[str, Any]:
     found: dict[str, Any] = {
         "ranks": setting.ranks,
         "replicas": setting.replicas,
+        "context": setting.context,
+        "experts": setting.experts,
         "tensor": setting.tensor,
         "tokens_per_microbatch": setting.budget,
         "dtype": setting.dtype,

@@ -49,8 +49,13 @@ class EnginePlan:
     count: int
     tensor: int
     memory: EngineMemory
-    running: int  # requests that the engines decode together at most
+    running: int | None  # requests that the engines decode together at most; None: as many as their cache holds
     colocated: bool
+
+    def episodes(self, tokens: int) -> int:
+        """Episodes of so many tokens that are in the cache and decoded together."""
+        held = self.memory.episodes(tokens) * self.count
+        return held if self.running is None else min(held, self.running)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,8 +102,9 @@ class Tracer:
             trace = self.trace(setting)
         except UserError as error:
             return Tried(setting, refused=str(error))
-        data = setting.ranks // setting.tensor
-        found = estimate(trace, self._work, setting.budget, data, setting.ranks, self._cluster, offload=setting.offload)
+        found = estimate(
+            trace, self._work, setting.tokens, setting.data, setting.ranks, self._cluster, offload=setting.offload
+        )
         return Tried(setting, found)
 
     def _traced(self, setting: Setting, layers: Layers) -> StepTrace:
@@ -123,7 +129,7 @@ def make_plan(
     tracer = Tracer(shape, run, cluster, work, say)
     sizes = run.resources.trainer
     given = sizes if sizes.ranks == ranks else sizes.model_copy(update={"ranks": ranks, "replicas": 1, "tensor": 1})
-    asked = tracer.tried(configured(run.trainer, given))
+    asked = tracer.tried(configured(run.trainer, given, shape, cluster.device.memory_bytes))
     tried = [asked]
     best = _search(tracer, asked.setting, cluster, work, tried)
     known = next((t for t in tried if t.estimate), None)
@@ -220,4 +226,5 @@ def plan_engines(
         fraction=run.engine.memory_fraction,
         taken=taken,
     )
-    return EnginePlan(count, tensor, found, run.engine.max_running_requests * count, bool(colocated))
+    most = run.engine.max_running_requests
+    return EnginePlan(count, tensor, found, None if most is None else most * count, bool(colocated))

@@ -10,7 +10,7 @@ are kept for the bottom and top blocks one by one, so that a trace of few blocks
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -100,7 +100,7 @@ def trace_step(
         messages.watch(func, args, kwargs, result)
 
     with ExitStack() as stack:
-        world = stack.enter_context(fake_world(sizes.ranks, sizes.replicas, sizes.tensor))
+        world = stack.enter_context(world_of(sizes))
         for context in (memory.resizing(), flash_kernel.everywhere(), FakeAccelerator(watch)):
             stack.enter_context(context)
         memory.enter(LOAD)
@@ -113,7 +113,7 @@ def trace_step(
             make_moments(model, optimizes, memory)
         resting = memory.peak_now()
         clock = Clock(costs, messages)
-        budget = models.policy.budget(config.tokens_per_microbatch)
+        budget = models.policy.budget(config.token_budget)
         samples = filling_samples(work, budget, passes * world.data_size, vocabulary)
         memory.enter(SCORING)
         clock.enter(SCORING)
@@ -171,6 +171,11 @@ def _loaded(models: Models) -> list[Tensor]:
     return held + (list(models.reference.tensors.values()) if models.reference else [])
 
 
+def world_of(sizes: TrainerSizes) -> AbstractContextManager[World]:
+    """Rank 0 of ranks on fake accelerators."""
+    return fake_world(sizes.ranks, sizes.replicas, sizes.tensor, context=sizes.context, experts=sizes.experts)
+
+
 def _learners(models: Models, optimizer: torch.optim.Optimizer) -> list[tuple[Body, torch.optim.Optimizer]]:
     critic = models.critic
     return [(models.policy, optimizer), *([(critic.critic, critic.optimizer)] if critic else [])]
@@ -181,7 +186,7 @@ def _scored(samples: list[Sample], config: TrainerConfig, models: Models, world:
     if not (config.algorithm.needs_reference or config.algorithm.needs_critic):
         return samples
     trajectories = [s.tokens for s in samples]
-    scored = make_samples(trajectories, config.algorithm, models, config.tokens_per_microbatch, world)
+    scored = make_samples(trajectories, config.algorithm, models, config.token_budget, world)
     return [replace(new, advantages=old.advantages) for new, old in zip(scored, samples, strict=True)]
 
 

@@ -28,7 +28,7 @@ def resume(t: Trainer) -> None:
     if found:
         restore(found, t.models, t.optimizer, t.config.trainer, t.world)
     trained = weights.trainable(t.policy, t.world) if found else {}
-    republish, tensors = restore_store(t, found, plan, trained) if t.world.leads else (None, {})
+    republish, tensors = t.world.only_leader(partial(restore_store, t, found, plan, trained)) or (None, {})
     republish = t.world.share(republish)
     if republish is not None:
         publish(t, republish, tensors)

@@ -16,10 +16,13 @@ from agentrl.trainer.checkpoints.checkpoint import Checkpoint, StepRecord
 from agentrl.trainer.models.run_models import parts
 from agentrl.trainer.publish import weights
 from agentrl.trainer.publish.weights import Published
+from agentrl.trainer.run.trainer_start import engine_device
 from agentrl.trainer.run.trainer_state import Trainer, weights_folder
 from agentrl.trainer.run_lineage import CHECKPOINTED
 from agentrl.weights_folder import version_of
 
+STEP_TIMES = ("time/wait_for_batch", "time/wait_for_policy", "time/train")
+"""The metrics whose sum is the time of a step without its checkpoint."""
 NOT_PUBLISHED = Published(Path(), "", {})
 """The value on ranks other than 0, which write no weights folder."""
 
@@ -35,7 +38,7 @@ class Saved:
 
 def publishable(t: Trainer, folder: Path, trained: dict[str, torch.Tensor]) -> Published:
     """Write the version that the run's engines load, also to object storage if configured. Rank 0 only."""
-    dtype = engine_dtype(t.config)
+    dtype = engine_dtype(t.config, t.world.device)
     made = weights.publishable(folder, trained, t.base_model, t.policy.names, t.config.trainer.lora, dtype)
     if t.stored_weights is not None:
         stored_folders.upload(t.stored_weights, folder, folder.name)
@@ -55,36 +58,40 @@ def remove_weights(t: Trainer, *, unknown: bool) -> None:
             stored_folders.delete(t.stored_weights, name)
 
 
-def engine_dtype(config: RunConfig) -> torch.dtype:
-    """The type in which engines keep matrices."""
-    dtype: torch.dtype = getattr(torch, config.engine.dtype)
+def engine_dtype(config: RunConfig, device: torch.device) -> torch.dtype:
+    """The type in which engines keep matrices. Engines whose device is not configured have the trainer's, `device`."""
+    dtype: torch.dtype = getattr(torch, config.engine.dtype_on(engine_device(config, device)))
     return dtype
 
 
 def save(t: Trainer, record: StepRecord) -> Saved:
     """Write a checkpoint when one is due or the run ends, and the weights that engines load. Collective.
 
-    With `checkpoint_every: 1` this waits until the checkpoint is durable. With more, a crash repeats the steps after
-    the newest checkpoint in any case, so a checkpoint is written while the next steps go on.
+    Where every step leaves a checkpoint, this waits until it is durable. Otherwise a crash repeats the steps after the
+    newest checkpoint in any case, so a checkpoint is written while the next steps go on.
     """
     start = time.time()
-    every = t.config.trainer.checkpoint_every
     t.lineage.check()
     stopping = t.stop.is_set() or t.lineage.is_stopping()
-    last = t.world.share(stopping or record.step == t.config.steps)
-    due, wait = last or record.step % every == 0, last or every == 1
+    last = stopping or record.step == t.config.steps
+    due = t.pace.stepped(record.step, sum(record.metrics.get(name, 0.0) for name in STEP_TIMES)) or last
+    due, wait = t.world.share((due, last or t.pace.waits))
     record = replace(record, metrics=record.metrics | {CHECKPOINTED: float(due and wait)})
     collect(t, wait=due)
     made: Checkpoint | None = None
     if due:
         everything = parts(t.models, t.optimizer, t.config.trainer)
+        began = time.monotonic()
         writing = checkpoint_writer.begin(t.checkpoints, record, everything, t.world, wait=wait)
+        t.pace.begun()
         if wait:
             made, t.checkpointed = writing.finish(), record.step
+            t.pace.written(time.monotonic() - began)
         else:
             t.writing = writing
+            writing.when_done(lambda: t.pace.written(time.monotonic() - began))
     trained = weights.trainable(t.policy, t.world)
-    published = publishable(t, weights_folder(t, record), trained) if t.world.leads else NOT_PUBLISHED
+    published = t.world.only_leader(lambda: publishable(t, weights_folder(t, record), trained)) or NOT_PUBLISHED
     record = replace(record, metrics=record.metrics | {"time/checkpoint": time.time() - start})
     return Saved(record, published, made)
 

@@ -11,12 +11,13 @@ import numpy as np
 
 from agentrl.domain.schemas import Batch, TrainedTrajectory
 from agentrl.trainer.checkpoints.checkpoint import StepRecord
-from agentrl.trainer.metrics.batch_metrics import Metrics, batch_metrics, outcome_metrics
+from agentrl.trainer.metrics.batch_metrics import Metrics, batch_metrics, outcome_metrics, routing_metrics
 from agentrl.trainer.metrics.evaluation_metrics import EvaluationReports
 from agentrl.trainer.metrics.flops import peak_flops
 from agentrl.trainer.metrics.metric_sinks import Sinks, wanted
 from agentrl.trainer.metrics.sample_tables import table_of
 from agentrl.trainer.packing import Sample
+from agentrl.trainer.run import over_budget
 from agentrl.trainer.run.trainer_state import Trainer, say
 
 
@@ -29,8 +30,10 @@ def step_metrics(
     return {
         **update,
         **batch_metrics(batch, samples),
+        **(routing_metrics(batch) if t.config.trainer.routing_replay == "engine" else {}),
         **outcome_metrics(batch, t.lineage.facts(batch)),
         **mfu,
+        "over_budget_trajectories": over_budget.report(t, batch.trajectories),
         "tokens_per_s": update["tokens_trained"] / train_s,
         "time/wait_for_batch": waited_s,
         "time/wait_for_policy": t.publish_s,

@@ -19,6 +19,7 @@ from agentrl.trainer.metrics.metric_sinks import Sinks
 from agentrl.trainer.models.policy import Policy
 from agentrl.trainer.models.run_models import Models
 from agentrl.trainer.publish.publish_client import Publisher
+from agentrl.trainer.run.checkpoint_pace import CheckpointPace
 from agentrl.trainer.run.lease_renewal import Renewal
 from agentrl.trainer.run.stored_checkpoints import StoredCheckpoints
 from agentrl.trainer.run_lineage import Lineage
@@ -46,10 +47,15 @@ class Trainer:
     version: int = 0
     checkpointed: int = 0  # the step of the newest checkpoint
     writing: Writing | None = None  # a checkpoint that is being written
+    pace: CheckpointPace = field(init=False)  # of checkpoints
     publish_s: float = 0.0
+    warned_over_budget: bool = False
     renewal: Renewal | None = None  # of the lease on the GPUs' memory, on rank 0
     sinks: Sinks = field(default_factory=Sinks.none)
     evaluations: EvaluationReports = field(default_factory=EvaluationReports.none)
+
+    def __post_init__(self) -> None:
+        self.pace = CheckpointPace(self.config.trainer.checkpoint_every)
 
     @property
     def policy(self) -> Policy:

@@ -47,7 +47,7 @@ class RewardModel(Body):
 
     def forward(self, batch: Microbatch) -> Tensor:
         """(P,) float32, the reward of the tokens before each predicted token."""
-        return self.sources(batch).float() @ self.score.weight[0].float()
+        return self.scalars(batch, self.score)
 
     def parameters_by_name(self) -> Iterator[tuple[str, nn.Parameter]]:
         """All parameters by the classifier's names, in a fixed order."""

@@ -17,8 +17,31 @@ from agentrl.trainer.models.policy import Body
 from agentrl.trainer.models.sharding import backward, reshard
 from agentrl.trainer.optimizer import clip_gradients
 from agentrl.trainer.packing import Microbatch, Sample, collate_share, plan
+from agentrl.trainer.parallel.tensor_parallel import average_replicated
 from agentrl.trainer.tuning.items import Item
 from agentrl.trainer.tuning.methods import Method
+
+
+class Sums:
+    """Sums over microbatches. They stay on the device until all of them are fetched at once."""
+
+    def __init__(self) -> None:
+        self._counts: dict[str, float] = defaultdict(float)
+        self._on_device: dict[str, list[torch.Tensor]] = defaultdict(list)
+
+    def add(self, parts: dict[str, torch.Tensor], m: Microbatch) -> None:
+        """Add the 0-dim figures of a microbatch."""
+        for name, value in parts.items():
+            self._on_device[name].append(value.detach().double())
+        self._counts["tokens_trained"] += len(m.advantages_S)
+        self._counts["tokens_computed"] += len(m.input_ids_N)
+
+    def fetched(self) -> dict[str, float]:
+        """The sums by name."""
+        names = list(self._on_device)
+        totals = [torch.stack(values).sum() for values in self._on_device.values()]
+        return self._counts | dict(zip(names, torch.stack(totals).tolist() if totals else [], strict=True))
+
 
 Work = list[tuple[list[Sample], Microbatch]]
 """The microbatches of one rank, each with its samples in order."""
@@ -35,17 +58,18 @@ def train(
 ) -> dict[str, float]:
     """Make one update. Returns its metrics, equal on every rank. Collective."""
     count, work = method.count(items), _work(model, items, method, config, world)
-    sums: dict[str, float] = defaultdict(float)
+    sums = Sums()
     for i, (_, m) in enumerate(work, 1):
         loss, parts = method.loss(model, m)
         backward(model, loss / count, world, more=config.keep_gathered and i < len(work))
-        _add(sums, parts, m)
+        sums.add(parts, m)
+    average_replicated(model, world.mesh)
     grad_norm = clip_gradients(model, config.grad_clip)
     set_learning_rate(optimizer, lr)
     optimizer.step()
     optimizer.zero_grad(set_to_none=True)
     facts = {"grad_norm": grad_norm, "lr": lr, "packed": float(not model.unpacked)}
-    return _metrics(world.total(sums), count) | facts
+    return _metrics(world.total(sums.fetched()), count) | facts
 
 
 @torch.no_grad()
@@ -53,12 +77,12 @@ def score(
     model: Body, items: Sequence[Item], method: Method, config: TuningTrainerConfig, world: World
 ) -> dict[str, float]:
     """The metrics of items without training on them. Collective."""
-    sums: dict[str, float] = defaultdict(float)
+    sums = Sums()
     for part in _parts(items, config.batch_size):
         for _, m in _work(model, part, method, config, world):
-            _add(sums, method.loss(model, m)[1], m)
+            sums.add(method.loss(model, m)[1], m)
     reshard(model)  # the optimizer and checkpoints know shards
-    return _metrics(world.total(sums), method.count(items))
+    return _metrics(world.total(sums.fetched()), method.count(items))
 
 
 @torch.no_grad()
@@ -87,7 +111,7 @@ def _with_logprobs(sample: Sample, of_trained: Float32) -> Sample:
 
 def _work(model: Body, items: Sequence[Item], method: Method, config: TuningTrainerConfig, world: World) -> Work:
     """This rank's share of a batch. Every rank has the same number of microbatches, since each is collective."""
-    budget = model.budget(config.tokens_per_microbatch)
+    budget = model.budget(config.token_budget)
     (by_rank,) = plan(method.units(items, budget), ranks=world.data_size, minibatches=1, budget=budget)
     made = collate_share(by_rank, world.data_rank, budget)
     return [
@@ -99,13 +123,6 @@ def _work(model: Body, items: Sequence[Item], method: Method, config: TuningTrai
 def _parts(items: Sequence[Item], size: int) -> Iterator[Sequence[Item]]:
     for start in range(0, len(items), size):
         yield items[start : start + size]
-
-
-def _add(sums: dict[str, float], parts: dict[str, torch.Tensor], m: Microbatch) -> None:
-    for name, value in parts.items():
-        sums[name] += value.item()
-    sums["tokens_trained"] += len(m.advantages_S)
-    sums["tokens_computed"] += len(m.input_ids_N)
 
 
 def _metrics(sums: dict[str, float], count: int) -> dict[str, float]:

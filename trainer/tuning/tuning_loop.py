@@ -9,9 +9,9 @@
 
 The loop waits for no other process. SIGINT and SIGTERM never interrupt a step: it is finished and checkpointed first.
 
-`runs/NAME/` holds config.yaml, metrics.jsonl (one object per step; step 0 is before the first update), checkpoints/ and
-model/. A line of metrics may be ahead of the newest checkpoint. A start deletes such lines, since it repeats their
-steps.
+`runs/NAME/` holds config.yaml, trainer.json (what `auto` means here), metrics.jsonl (one object per step; step
+0 is before the first update), checkpoints/ and model/. A line of metrics may be ahead of the newest checkpoint. A start
+deletes such lines, since it repeats their steps.
 """
 
 from __future__ import annotations
@@ -30,18 +30,22 @@ from agentrl import visible
 from agentrl.configs.tuning_config import AnyConfig
 from agentrl.domain.schemas import TrainedBatch
 from agentrl.errors import UserError
-from agentrl.files import remove_drafts
+from agentrl.files import atomic_file, remove_drafts
 from agentrl.trainer.checkpoints import checkpoint_folders, checkpoint_reader, checkpoint_writer
 from agentrl.trainer.checkpoints.checkpoint import CHECKPOINTS, Checkpoint, StepRecord
 from agentrl.trainer.distributed import World
 from agentrl.trainer.learning_rate import learning_rate
 from agentrl.trainer.models.policy import Body
 from agentrl.trainer.optimizer import make_optimizer
+from agentrl.trainer.run.trainer_start import facts_of, resolved
 from agentrl.trainer.stop import Stop
 from agentrl.trainer.tuning.items import Data, Item
 from agentrl.trainer.tuning.methods import Dpo, Method, method_of
 from agentrl.trainer.tuning.step import score, train, with_reference
+from agentrl.trainer_facts import line as line_of
 
+STARTED = "trainer.json"
+"""The file of what the newest start was recorded with."""
 HELD_OUT = "held_out/"
 """Prefix of the metrics of held-out items."""
 Progress = Callable[[int, int], None]
@@ -82,6 +86,7 @@ def tune(
     Raises UserError when the folder's checkpoint was made from other data.
     """
     torch.manual_seed(config.seed)
+    config = started(config, base_model, world)
     method = method_of(config)
     model = method.load(base_model, config, world)
     prepared = Data([method.prepared(i) for i in data.train], [method.prepared(i) for i in data.held_out])
@@ -110,6 +115,20 @@ def tune(
     method.export(config.run_dir, model, base_model, config.trainer.lora, world)
     say(t, f"finished: {t.step} steps, model in {config.run_dir / 'model'}")
     return True
+
+
+def started(config: AnyConfig, base_model: Path, world: World) -> AnyConfig:
+    """The configuration without `auto`. The run's folder keeps the values; the compute type stays. Collective."""
+    file = config.run_dir / STARTED
+    began_with = world.from_leader(lambda: json.loads(file.read_text())["dtype"] if file.is_file() else None)
+    trainer = resolved(config.trainer, base_model, world, began_with)
+    if world.leads:
+        facts = facts_of(trainer, world)
+        config.run_dir.mkdir(parents=True, exist_ok=True)
+        with atomic_file(file) as draft:
+            draft.write_text(json.dumps(facts))
+        visible.say(line_of(facts))
+    return config.model_copy(update={"trainer": trainer})
 
 
 def find_checkpoint(t: Tuning) -> Checkpoint | None:

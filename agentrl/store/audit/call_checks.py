@@ -43,6 +43,7 @@ def check_call(rows: GroupRows, call: Row[Any], lineage: Lineage) -> Iterator[st
         yield f"{name}: it is trainable, but greedy, of an evaluation, or not the policy's"
     if call.output_ids is None:
         return
+    yield from _check_experts(name, rows, call, parent, lineage)
     try:
         output, logprobs = codec.unpack_ids(call.output_ids), codec.unpack_logprobs(call.logprobs)
     except (ZstdError, ValueError):
@@ -68,6 +69,23 @@ def check_call(rows: GroupRows, call: Row[Any], lineage: Lineage) -> Iterator[st
             yield f"{name}: version {version} sampled it, which does not exist"
         elif call.finished_at is not None and known.created_at > call.finished_at + CLOCK_SLACK_S:
             yield f"{name}: version {version} sampled it before it was made"
+
+
+def _check_experts(
+    name: str, rows: GroupRows, call: Row[Any], parent: Row[Any] | None, lineage: Lineage
+) -> Iterator[str]:
+    """Check that every position of a call whose routing is replayed has an origin."""
+    if call.routed_positions is None:
+        if lineage.replays_routing and not rows.group.is_eval and call.role != Role.UPSTREAM:
+            yield f"{name}: no experts are recorded"
+        return
+    start = parent.prompt_tokens + parent.output_tokens - 1 if parent is not None else 0
+    positions = max(0, call.prompt_tokens + call.output_tokens - 1 - start)
+    if (call.routed_start, call.routed_positions) != (start, positions):
+        yield (
+            f"{name}: experts of {call.routed_positions} positions from {call.routed_start} on are recorded, not of "
+            f"{positions} from {start} on"
+        )
 
 
 def check_tokens(rows: GroupRows) -> Iterator[str]:

@@ -13,6 +13,7 @@ from agentrl.store.tables import (
     interaction_data,
     interactions,
     rewards,
+    routed_experts,
     sessions,
     step_trajectories,
     trajectories,
@@ -51,12 +52,15 @@ def load(conn: Connection, run_id: str, first: str, last: str) -> list[GroupRows
     ):
         found[row.group_id].sessions[row.id] = row
         of_session[row.id] = found[row.group_id]
-    data = interaction_data.c
+    data, routed = interaction_data.c, routed_experts.c
+    routed_positions = (routed.recorded + routed.recomputed + routed.missing).label("routed_positions")
+    arrays = (data.prompt_delta_ids, data.output_ids, data.logprobs, data.spans)
     for row in conn.execute(
-        select(interactions, data.prompt_delta_ids, data.output_ids, data.logprobs, data.spans)
+        select(interactions, *arrays, routed.start.label("routed_start"), routed_positions)
         .join(sessions, sessions.c.id == interactions.c.session_id)
         .join(groups, groups.c.id == sessions.c.group_id)
         .outerjoin(interaction_data, data.interaction_id == interactions.c.id)
+        .outerjoin(routed_experts, routed.interaction_id == interactions.c.id)
         .where(*here)
         .order_by(interactions.c.session_id, interactions.c.seq.is_(None), interactions.c.seq, interactions.c.id)
     ):

@@ -49,6 +49,11 @@ class Lineage:
         return cls(run, versions, by_id, parted, {configured} | {step.turn_discount for step in by_id.values()})
 
     @property
+    def replays_routing(self) -> bool:
+        """Whether the run records the experts of its training calls."""
+        return bool(self.run.config.get("trainer", {}).get("routing_replay", "off") == "engine")
+
+    @property
     def surviving(self) -> list[Row[Any]]:
         """Steps that were not rolled back, in order."""
         return [step for step in self.steps.values() if step.state != StepState.ROLLED_BACK]

@@ -10,6 +10,7 @@ from sqlalchemy import Connection, bindparam, case, literal_column
 
 from agentrl.domain.schemas import InteractionStatus, Json, VersionSpan
 from agentrl.errors import RequestError, StoreError
+from agentrl.store.calls import call_routing
 from agentrl.store.db import bulk, codec, likeliest_codec
 from agentrl.store.db.bulk_unit import bulk_unit, only
 from agentrl.store.db.likeliest_codec import Rows
@@ -62,6 +63,7 @@ class Outcome:
     cached_tokens: int | None
     first_token_at: float | None
     top_logprobs: Rows | None = None  # of each output id, where asked for
+    routing: Json | None = None  # `call_routing.row`, where asked for
     kv_mixed: bool = False  # the engine's KV cache partly came from older weights
     textless_key: bytes | None = None  # of the conversation without the answer's text, for clients that drop it
 
@@ -78,7 +80,7 @@ class Outcome:
 
 
 def finish_many(conn: Connection, calls: Sequence[tuple[str, str, Outcome]]) -> list[int | Exception]:
-    """`finish` for many calls at once, in four statements; one result per call, in order.
+    """`finish` for many calls at once, in five statements; one result per call, in order.
 
     Raises StoreError when any of the intent rows is not running; the caller must roll back.
     """
@@ -89,6 +91,7 @@ def finish_many(conn: Connection, calls: Sequence[tuple[str, str, Outcome]]) -> 
     touched: dict[str, Json] = {}
     closed: list[Json] = []
     data: list[Json] = []
+    routed: list[Json] = []
     for interaction_id, session_id, outcome in calls:
         if session_id not in last_seq:
             message = f"session {session_id} is sealed: it ended while this call ran"
@@ -116,12 +119,15 @@ def finish_many(conn: Connection, calls: Sequence[tuple[str, str, Outcome]]) -> 
             }
         )
         data.append(data_row(interaction_id, outcome))
+        if outcome.routing is not None:
+            routed.append(outcome.routing)
         results.append(seq)
     bulk.run(conn, UPDATE_SESSION, list(touched.values()))
     if bulk.run(conn, UPDATE_FINISHED, closed) != len(closed):
         names = ", ".join(row["key"] for row in closed)
         raise StoreError(f"interaction {names} is not running: another proxy has declared it lost")
     bulk.run(conn, INSERT_DATA, data)
+    bulk.run(conn, call_routing.INSERT, routed)
     return results
 
 

@@ -81,11 +81,13 @@ TOKENS: Columns = {
     "ages": "ids",
     "loss_reasons": "json",
     "top_logprobs": "json",
+    "expert_origins": "ids",
     **dict.fromkeys(FACTS, "floats"),
 }
 """A trajectory token by token. `ages` is -1 where the token was not sampled, or its step's batch had no such version;
 `loss_reasons` has (reason, start, end); `top_logprobs` has, for calls that recorded them, the likeliest tokens at each
-place from `start` on (`likeliest_tokens`). What the trainer did not measure is NaN (null in JSONL).
+place from `start` on (`likeliest_tokens`); `expert_origins` has the RouteOrigin of each token, null where no experts
+were recorded. What the trainer did not measure is NaN (null in JSONL).
 """
 
 COLUMNS: dict[str, Columns] = {

@@ -10,6 +10,7 @@ from sqlalchemy import Connection, select
 
 from agentrl.domain.schemas import FACTS, MASKED_FACTS, TokenFacts, TrajectoryTokens
 from agentrl.errors import RequestError
+from agentrl.store.calls import call_routing
 from agentrl.store.exports import likeliest_tokens, loss_reasons
 from agentrl.store.exports.columns import Row
 from agentrl.store.exports.step_batches import by_step
@@ -50,7 +51,11 @@ def read(conn: Connection, run_id: str, ids: Sequence[str]) -> list[Row]:
     for part in by_step(conn, run_id, heads):
         reasons = loss_reasons.of_trajectories(conn, part)
         for head, tokens in zip(part.heads, part.load(conn), strict=True):
-            beside = {"loss_reasons": reasons[head.id], "top_logprobs": likeliest.get(head.id)}
+            beside = {
+                "loss_reasons": reasons[head.id],
+                "top_logprobs": likeliest.get(head.id),
+                "expert_origins": call_routing.origins_of(conn, head.id, len(tokens.input_ids)),
+            }
             rows.append(_row(head, tokens, part.ages, facts.get(head.id)) | beside)
     return sorted(rows, key=lambda row: str(row["trajectory_id"]))
 

@@ -122,6 +122,7 @@ def batch(conn: Connection, step_id: str, *, discount: float | None = None, resc
         discount=step.turn_discount if discount is None else discount,
         stale={row.id for row in rows if row.state == TrajectoryState.STALE},
         rescore=rescore,
+        routing=True,
     )
     return Batch(
         step_id=step_id,

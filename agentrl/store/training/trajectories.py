@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -13,6 +13,7 @@ from sqlalchemy import Connection, Row, insert, select, update
 from agentrl.domain.schemas import PROMPT_VERSION, Json, TrajectoryState, TrajectoryTokens
 from agentrl.domain.verdicts import Verdict
 from agentrl.store import family
+from agentrl.store.calls import call_routing
 from agentrl.store.calls.policy_calls import OF_THE_POLICY
 from agentrl.store.db import codec
 from agentrl.store.db.codec import new_id
@@ -160,11 +161,12 @@ def load(
     discount: float,
     stale: Set[str] = frozenset(),
     rescore: Rescore | None = None,
+    routing: bool = False,
 ) -> Loaded:
     """Tokens, masks and returns of trajectories, in the order given.
 
     `ages` maps the weight versions that are young enough to their ages. Tokens of other versions are masked out of the
-    loss, and so is every token of a trajectory in `stale`.
+    loss, and so is every token of a trajectory in `stale`. `routing` loads the recorded experts too.
     """
     rows = conn.execute(
         select(
@@ -198,6 +200,9 @@ def load(
         assemble(by_id[tid], credited[sid], found[sid], set() if tid in stale else ages.keys())
         for tid, sid in sessions_of.items()
     ]
+    if routing:
+        chosen = call_routing.of_trajectories(conn, {t.trajectory_id: len(t.input_ids) for t, _ in loaded})
+        loaded = [(replace(t, routed=chosen.get(t.trajectory_id)), wasted) for t, wasted in loaded]
     seen = {version for turns in by_id.values() for turn in turns for version, _, _ in turn.spans}
     return Loaded(
         trajectories=[tokens for tokens, _ in loaded],

@@ -16,6 +16,7 @@ from agentrl.store.tables import (
     heartbeats,
     interaction_data,
     interactions,
+    routed_experts,
     runs,
     sessions,
     token_facts,
@@ -37,6 +38,7 @@ TABLES = (
     "sessions",
     "interactions",
     "interaction_data",
+    "routed_experts",
     "rewards",
     "trajectories",
     "trajectory_interactions",
@@ -70,6 +72,8 @@ def measure(conn: Connection, group_ids: Sequence[str]) -> Pruned:
     sizes = sum((func.length(column) for column in packed[1:]), start=func.length(packed[0]))
     where = rows_of_groups(group_ids)[interaction_data]
     found.bytes += int(conn.execute(select(func.coalesce(func.sum(sizes), 0)).where(where)).scalar_one())
+    routing = func.coalesce(func.sum(func.length(routed_experts.c.data)), 0)
+    found.bytes += int(conn.execute(select(routing).where(rows_of_groups(group_ids)[routed_experts])).scalar_one())
     return found
 
 

@@ -27,6 +27,11 @@ class Prompt:
     opening: list[int]  # the end of `delta_ids` that belongs to the answer: the beginning of a forced tool call
     grammar: Json  # what the rest of a forced tool call must match, as the engine's parameter
 
+    @property
+    def inherited_rows(self) -> int:
+        """The positions that earlier calls computed: the parent's sequence without its last token."""
+        return len(self.parent.ids) - 1 if self.parent is not None else 0
+
 
 def sequence_of(parent: Node | None, delta: list[int]) -> TokenIds:
     """The parent's full sequence, then `delta`."""

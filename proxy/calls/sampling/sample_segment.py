@@ -17,6 +17,7 @@ from dataclasses import dataclass, field, replace
 from agentrl.domain.schemas import VersionSpan
 from agentrl.engine.sglang_client import Chunk
 from agentrl.errors import EngineError, EngineUnavailable
+from agentrl.proxy.calls.sampling.routed_rows import RoutedRows
 from agentrl.proxy.dialects.model_answer import Tokens, TopLogprobs
 from agentrl.proxy.engines.engine_state import Engine
 from agentrl.proxy.engines.pool import EnginePool
@@ -39,6 +40,7 @@ class Sampled:
     first_token_at: float | None = None
     engine_url: str = ""
     kv_mixed: bool = False  # some tokens were sampled with keys and values that older weights computed
+    routed: RoutedRows | None = None  # where the call asks for them
     resumed: bool = False  # a later segment continued it, with the tokens so far as prompt
 
     @property
@@ -108,6 +110,8 @@ class Segment:
             sampled.spans = extend_spans(self.before, self.start, chunk.versions)
             self.versions |= {span.version for span in chunk.versions}
             sampled.kv_mixed |= self.keeps_cache and len(self.versions) > 1
+        if sampled.routed is not None:
+            sampled.routed.read(chunk, len(sampled.output_ids))
         if chunk.finish_reason is not None:
             self.ended = True
             sampled.finish_reason = chunk.finish_reason

@@ -19,11 +19,13 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from enum import Enum, auto
 
+from agentrl.domain.experts.routed_experts import RoutingShape
 from agentrl.domain.schemas import Json
 from agentrl.domain.tokens import TokenIds
 from agentrl.engine.sglang_client import EngineClient
 from agentrl.errors import EngineError, EngineRejected, EngineUnavailable, RequestError
 from agentrl.proxy.calls.sampling.engine_params import resumable
+from agentrl.proxy.calls.sampling.routed_rows import RoutedRows
 from agentrl.proxy.calls.sampling.sample_segment import Interrupted, Sampled, Segment
 from agentrl.proxy.dialects.model_answer import Tokens
 from agentrl.proxy.dialects.parameter_errors import ENGINE_REFUSED, translated
@@ -63,6 +65,8 @@ class SampleRequest:
     deadline: float
     own_seed: int | None = None
     top_logprobs: int = 0
+    routing: RoutingShape | None = None  # record the experts of a model of this shape
+    routed_from: int = 0  # from this position on
     whole: bool = False
 
     @property
@@ -97,6 +101,8 @@ async def sample(pool: EnginePool, sampled: Sampled, emit: Callable[[Tokens], No
     engine; the log does.
     """
     fruitless = 0
+    if request.routing is not None:
+        sampled.routed = RoutedRows(request.routing, request.routed_from, len(request.prompt_ids))
     with pool.call():
         while fruitless < MAX_FRUITLESS:
             segment = await _begin(request, pool, sampled)
@@ -136,6 +142,8 @@ async def _begin(request: SampleRequest, pool: EnginePool, sampled: Sampled) -> 
     start = len(sampled.output_ids)
     sampled.engine_url = engine.url
     sampled.resumed = start > 0
+    if sampled.routed is not None:
+        sampled.routed.begin(start)
     known = engine.version if engine.state is EngineState.SERVING else None
     versions = set() if known is None else {known}
     return Segment(engine, start, sampled.spans, known, pool.updates.keeps_cache, versions)
@@ -156,6 +164,7 @@ async def _stream(
         top_logprobs=request.top_logprobs,
         adapter=engine.adapter,
         cache_key=segment.cache_key(name),
+        experts_from=None if sampled.routed is None else sampled.routed.end,
     )
     try:
         async with aclosing(chunks):

@@ -40,6 +40,7 @@ def spans(db: Database, *options: str) -> Result:
     return CliRunner().invoke(app, ["spans", "--run", "test", "--database-url", db.url, *options])
 
 
+@pytest.mark.long_on("postgresql")
 def test_a_finished_run_is_sent_whole(
     db: Database, made: History, receiver: SpanReceiver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -57,6 +58,7 @@ def test_a_finished_run_is_sent_whole(
     assert receiver.counted() == dict.fromkeys(first, 2)
 
 
+@pytest.mark.long_on("postgresql")
 def test_options_replace_the_settings_and_another_receiver_gets_no_key(
     db: Database, made: History, receiver: SpanReceiver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -76,6 +78,7 @@ def test_options_replace_the_settings_and_another_receiver_gets_no_key(
     assert "x-key" not in receiver.requests[0]
 
 
+@pytest.mark.long_on("postgresql")
 def test_what_cannot_work_is_one_line(db: Database, made: History, receiver: SpanReceiver, tmp_path: Path) -> None:
     assert str(spans(db).exception) == "the run has no metrics.traces: give --endpoint"
     assert str(spans(db, "--endpoint", "collector").exception).startswith("--endpoint: ")

@@ -155,6 +155,7 @@ def test_the_screen_fits_into_80_columns(proxy: str) -> None:
 NOW = 1_000_000.0
 
 
+@pytest.mark.long_on("postgresql")
 @pytest.mark.parametrize(
     ("run_status", "seen_s_ago", "stopped_s_ago", "state", "engine"),
     [

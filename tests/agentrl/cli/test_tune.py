@@ -41,6 +41,7 @@ def start(*args: object) -> Command:
     return Command([*map(str, args)], env)
 
 
+@pytest.mark.long
 def test_two_ranks_imitate_a_file(config: Path, tmp_path: Path) -> None:
     process = start("sft", config, "resources.trainer.ranks=2", "data.held_out=1")
     out, err = process.communicate(timeout=300)

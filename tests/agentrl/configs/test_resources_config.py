@@ -16,7 +16,10 @@ BASE: dict[str, Any] = {"name": "r", "model": "tiny"}
 def test_an_allocation_string_is_short_for_the_keys() -> None:
     short = parse_config(BASE | {"resources": "sglang:d4t2p2e2+fsdp:d4t2"}).resources
     assert short.engines.model_dump() == {"count": 4, "tensor": 2, "pipeline": 2, "data": 1, "experts": 2, "hosts": 1}
-    assert short.trainer.model_dump() == {"ranks": 8, "replicas": 1, "tensor": 2, "hosts": 1}
+    trainer = {"ranks": 8, "replicas": 1, "tensor": 2, "context": 1, "experts": 1, "hosts": 1}
+    assert short.trainer.model_dump() == trainer
+    wide = parse_config(BASE | {"resources": "sglang:d4+fsdp:d2t2c2e4"}).resources.trainer
+    assert (wide.ranks, wide.tensor, wide.context, wide.experts) == (8, 2, 2, 4)
     assert not short.colocated
     assert (short.engines.gpus, parse_config(BASE | {"resources": "sglang:d4|fsdp:d4"}).resources.colocated) == (
         4,
@@ -45,9 +48,9 @@ def test_a_stored_configuration_has_the_string_and_the_keys() -> None:
         ("vllm:d4+fsdp:d4", "there is no backend 'vllm'"),
         ("sglang:d4+megatron:d4", "there is no backend 'megatron'"),
         ("sglang:d4+fsdp[critic]:d4", "not 'critic': critic and reference share the trainer's ranks"),
-        ("sglang:d4+fsdp:d4c2", "fsdp has no context parallel: c2; its sizes are d, t"),
-        ("sglang:d4+fsdp:d4p2", "fsdp has no pipeline parallel: p2"),
-        ("sglang:d4+fsdp:d4e2", "fsdp has no expert parallel: e2"),
+        ("sglang:d4c2+fsdp:d4", "sglang has no context parallel: c2; its sizes are d, t, p, e"),
+        ("sglang:d4+fsdp:d4p2", "fsdp has no pipeline parallel: p2; its sizes are d, t, c, e"),
+        ("sglang:d4+fsdp:d4e3", "experts 3 does not divide ranks / replicas = 4; 2 or 4 would"),
         ("sglang:d4x2+fsdp:d4", "sglang has no size 'x': x2; its sizes are d, t, p, e"),
         ("sglang:d0+fsdp:d4", "'sglang:d0': sizes are a letter and a number each"),
         ("sglang:d4d4+fsdp:d4", "sizes are a letter and a number each"),
@@ -76,6 +79,10 @@ def test_a_string_and_other_keys_must_agree() -> None:
     [
         ({"ranks": 4, "replicas": 3}, "ranks 4 is not a multiple of replicas 3"),
         ({"ranks": 4, "replicas": 2, "tensor": 4}, "ranks 4 is not a multiple of replicas × tensor = 8"),
+        ({"ranks": 8, "context": 3}, "context 3 does not divide ranks / .replicas × tensor. = 8; 2 or 4 would"),
+        ({"ranks": 8, "tensor": 2, "context": 8}, "context 8 does not divide ranks / .replicas × tensor. = 4; 4 would"),
+        ({"ranks": 8, "replicas": 2, "experts": 8}, "experts 8 does not divide ranks / replicas = 4; 4 would"),
+        ({"ranks": 8, "tensor": 4, "experts": 2}, "replicas = 8 in multiples of tensor 4; 1 or 4 would"),
     ],
 )
 def test_ranks_are_shared_out_evenly(trainer: dict[str, int], message: str) -> None:

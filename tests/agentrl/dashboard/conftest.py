@@ -10,7 +10,7 @@ import pytest
 from browser import chromium, serving_dashboard
 from databases import Databases
 from history import History
-from playwright.sync_api import Browser, BrowserContext, Page
+from playwright.sync_api import Browser, BrowserContext, Page, expect
 from sqlalchemy import update
 
 from agentrl.store import Database
@@ -20,9 +20,13 @@ sys.path.insert(0, str(Path(__file__).parent))  # for `import dashboard_site`
 sys.path.insert(0, str(Path(__file__).parents[3] / "benchmarks"))  # for `import dashboards`
 from dashboard_site import Site, fill
 
+PATIENCE_MS = 30_000.0
+"""How long `expect` waits on a busy machine, as pages do by themselves; Playwright's own 5 s are too few."""
+
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
+    expect.set_options(timeout=PATIENCE_MS)
     with chromium() as made:
         yield made
 

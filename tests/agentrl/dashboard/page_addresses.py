@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from agentrl.dashboard.pages import page_list
 
 ADDRESSES = {
@@ -40,6 +42,6 @@ MORE = (
     "/sessions/{session}?tab=lineage",
     "/sessions/{session}?beside={session}",
 )
-"""Other states of these pages: empty ones above all."""
+"""Other states of these pages, empty ones above all: long."""
 HTML = [ADDRESSES[page.path] for page in page_list.PAGES if page.template is not None and page.path in ADDRESSES]
-EVERY = ["/sign-in", *HTML, *MORE]
+EVERY = ["/sign-in", *HTML, *(pytest.param(address, marks=pytest.mark.long) for address in MORE)]

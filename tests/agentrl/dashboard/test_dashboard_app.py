@@ -151,9 +151,9 @@ async def test_a_page_without_a_key_is_not_shown(client: httpx.AsyncClient) -> N
     "headers",
     [
         {"origin": "http://evil.example"},
-        {"origin": "null"},
+        pytest.param({"origin": "null"}, marks=pytest.mark.long),
         {"sec-fetch-site": "cross-site"},
-        {"sec-fetch-site": "same-site"},
+        pytest.param({"sec-fetch-site": "same-site"}, marks=pytest.mark.long),
     ],
 )
 @pytest.mark.parametrize("path", ["/sign-in", "/sign-out"])

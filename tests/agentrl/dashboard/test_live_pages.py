@@ -21,7 +21,7 @@ def test_a_change_appears_on_an_open_page_without_a_reload(browser: Browser, own
     page.evaluate("window.same = true")
     before = samples(page)
     own_site.history.train(1)  # at once: perhaps before the page listens, and while its copy is shared
-    expect(page.locator("#live-facts")).to_contain_text("4 of 1000", timeout=30_000)
+    expect(page.locator("#live-facts")).to_contain_text("4 of 1000")
     assert samples(page) > before
     own_site.history.group()
     now = samples(page)
@@ -31,6 +31,7 @@ def test_a_change_appears_on_an_open_page_without_a_reload(browser: Browser, own
     context.close()
 
 
+@pytest.mark.long
 def test_two_open_pages_cost_one_watcher(browser: Browser, own_site) -> None:
     context = own_site.served.signed_in(browser)
     live = own_site.served.parts.live
@@ -42,7 +43,7 @@ def test_two_open_pages_cost_one_watcher(browser: Browser, own_site) -> None:
     own_site.history.train(1)
     for page in pages:
         page.bring_to_front()
-        expect(page.locator("#live-facts")).to_contain_text("4 of 1000", timeout=30_000)
+        expect(page.locator("#live-facts")).to_contain_text("4 of 1000")
     assert (live.watchers, live.listeners) == (1, 2)
     context.close()
 

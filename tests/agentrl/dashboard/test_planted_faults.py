@@ -19,6 +19,7 @@ from agentrl.store.training import token_facts
 
 from .visitor import Visitor
 
+pytestmark = pytest.mark.long_on("postgresql")  # the views' own tests run on both
 MOST_CLICKS = 3
 
 

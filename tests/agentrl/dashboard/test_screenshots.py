@@ -1,6 +1,6 @@
 """The pictures of the documentation, made from a generated run. `AGENTRL_SCREENSHOTS=docs/assets` renews them.
 
-AGENTRL_SCREENSHOTS=docs/assets .venv/bin/python -m pytest -n 0 tests/agentrl/dashboard/test_screenshots.py
+AGENTRL_SCREENSHOTS=docs/assets .venv/bin/python -m pytest -m long -n 0 tests/agentrl/dashboard/test_screenshots.py
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from sqlalchemy import func, select
 from agentrl.store import Database
 from agentrl.store.tables import step_trajectories, steps, trajectories
 
+pytestmark = pytest.mark.long
 ROOT = Path(__file__).parents[3]
 SIZE = {"width": 1240, "height": 900}
 

@@ -128,6 +128,7 @@ def browse(tmp_path: Path) -> Callable[[str], str]:
     return dom
 
 
+@pytest.mark.long_on("postgresql")
 def test_a_browser_shows_the_tokens_and_runs_nothing_of_what_others_wrote(
     history: History, tmp_path: Path, browse: Callable[[str], str]
 ) -> None:
@@ -143,6 +144,7 @@ def test_a_browser_shows_the_tokens_and_runs_nothing_of_what_others_wrote(
     assert 'class="k' in dom  # the legend of the reasons
 
 
+@pytest.mark.long_on("postgresql")
 def test_the_doctor_writes_the_page(history: History, tmp_path: Path) -> None:
     session_id = history.batches[1].trajectories[0].session_id
     url = str(history.db.url)

@@ -68,6 +68,7 @@ def test_every_view_opens(history: History, tab: str) -> None:
     assert f"tab={tab}" in page.page
 
 
+@pytest.mark.long_on("postgresql")
 def test_the_lineage_leads_to_the_step_and_to_the_tokens(history: History) -> None:
     page = Visitor(history.db)
     page.open(f"/ui/sessions/{trained(history)}?tab=lineage")
@@ -76,6 +77,7 @@ def test_the_lineage_leads_to_the_step_and_to_the_tokens(history: History) -> No
     assert 'data-src="/ui/sessions/' in page.page
 
 
+@pytest.mark.long_on("postgresql")
 def test_a_call_can_be_copied_as_curl(history: History) -> None:
     page = Visitor(history.db)
     page.open(f"/ui/sessions/{trained(history)}?tab=raw&call=1")
@@ -83,6 +85,7 @@ def test_a_call_can_be_copied_as_curl(history: History) -> None:
     assert '"messages"' in page.text
 
 
+@pytest.mark.long_on("postgresql")
 def test_the_token_view_gets_the_facts_of_one_trajectory(history: History) -> None:
     page = Visitor(history.db)
     chosen = history.batches[1].trajectories[0]
@@ -93,6 +96,7 @@ def test_the_token_view_gets_the_facts_of_one_trajectory(history: History) -> No
     assert (~np.isnan(arrays["entropy"])).tolist() == (chosen.loss_mask | chosen.masked_outputs).tolist()
 
 
+@pytest.mark.long_on("postgresql")
 def test_what_is_not_there_is_not_found(history: History) -> None:
     page, session = Visitor(history.db), trained(history)
     page.open("/ui/sessions/nope", 404)
@@ -103,6 +107,7 @@ def test_what_is_not_there_is_not_found(history: History) -> None:
     assert "from: a whole number" in page.open(f"/ui/sessions/{session}?from=-1", 400)
 
 
+@pytest.mark.long_on("postgresql")
 def test_what_others_wrote_is_text(history: History) -> None:
     with history.db.write() as conn:
         calls = select(interactions.c.id).where(interactions.c.run_id == history.run_id)
@@ -123,6 +128,7 @@ def test_what_others_wrote_is_text(history: History) -> None:
         assert "60481729" not in html
 
 
+@pytest.mark.long_on("postgresql")
 def test_a_long_text_is_cut(history: History) -> None:
     with history.db.write() as conn:
         conn.execute(
@@ -133,6 +139,7 @@ def test_a_long_text_is_cut(history: History) -> None:
     assert "more characters" in page
 
 
+@pytest.mark.long_on("postgresql")
 def test_a_request_that_a_page_would_cut_has_no_command(history: History) -> None:
     told = [{"role": "user", "content": "x" * 30_000}]
     with history.db.write() as conn:

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import base64
 from typing import Any
+from unittest.mock import patch
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from agentrl.domain.schemas import Json, VersionSpan
+from agentrl.engine import event_stream
 from agentrl.engine.event_stream import Adapter, ChunkReader, EventBuffer, parse_version
 from agentrl.errors import EngineError, EngineRejected, EngineUnavailable
 
@@ -137,3 +142,15 @@ def test_versions_are_numbers(label: str) -> None:
     with pytest.raises(EngineError):
         parse_version(label)
     assert parse_version("12") == 12
+
+
+@given(st.binary(max_size=2000))
+def test_experts_are_decoded_in_pieces(raw: bytes) -> None:
+    with patch.object(event_stream, "PIECE", 8):
+        assert event_stream.unpacked_experts(base64.b64encode(raw).decode()) == raw
+
+
+@pytest.mark.parametrize("sent", ["abc", "ab=c", "ä" * 4, "YQ==YQ==", 5])
+def test_experts_that_are_no_base64_are_refused(sent: Any) -> None:
+    with pytest.raises(EngineError, match="not base64"):
+        event_stream.unpacked_experts(sent)

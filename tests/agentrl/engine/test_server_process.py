@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import socket
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from agentrl.configs.run_config import RunConfig
 from agentrl.engine import server_process
 from agentrl.engine.server_process import EngineSpec
-from agentrl.errors import UserError
+from agentrl.errors import ModelFolderError, UserError
+from agentrl.launch.engine_specs import engine_spec
 
 
 @pytest.mark.parametrize(
@@ -69,3 +72,18 @@ def test_a_seed_reaches_the_server(tiny_model: Path, tmp_path: Path) -> None:
         return argv[argv.index("--random-seed") :][:2] if "--random-seed" in argv else []
 
     assert (seed(), seed(seed=0), seed(seed=7)) == ([], ["--random-seed", "0"], ["--random-seed", "7"])
+
+
+def test_a_server_reports_experts_where_it_is_asked_to(tiny_model: Path, tmp_path: Path) -> None:
+    for asked in (False, True):
+        spec = EngineSpec(model=tiny_model, port=1, log_file=tmp_path / "log", routed_experts=asked)
+        assert ("--enable-return-routed-experts" in server_process.argv(spec)) == asked
+
+
+def test_a_run_that_replays_routing_asks_its_engines_for_experts(tiny_model: Path, tmp_path: Path) -> None:
+    run = RunConfig(name="r", model="m", agent="a:B", tasks="t", trainer={"routing_replay": "engine"})
+    with pytest.raises(ModelFolderError, match="has no experts"):
+        engine_spec(run, tiny_model, 0, port=1, log_file=tmp_path / "log")
+    sizes = {"num_hidden_layers": 2, "num_experts_per_tok": 2, "num_experts": 4}
+    (tmp_path / "config.json").write_text(json.dumps(sizes))
+    assert engine_spec(run, tmp_path, 0, port=1, log_file=tmp_path / "log").routed_experts

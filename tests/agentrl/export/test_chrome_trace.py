@@ -60,6 +60,7 @@ def read(path: Path) -> list[dict[str, Any]]:
     return found
 
 
+@pytest.mark.long_on("postgresql")
 def test_a_trace_has_every_session_call_step_and_publish(history: History, tmp_path: Path) -> None:
     run, seen = history.db.query(runs.get, history.run_id), list[tuple[int, int]]()
     path = tmp_path / "trace.json"
@@ -89,6 +90,7 @@ def test_a_trace_has_every_session_call_step_and_publish(history: History, tmp_p
     assert all(event["dur"] >= 0 for event in found if event["ph"] == "X")
 
 
+@pytest.mark.long_on("postgresql")
 def test_the_command_writes_a_compressed_trace(history: History, tmp_path: Path) -> None:
     out = tmp_path / "run.json.gz"
     url = str(history.db.url)

@@ -132,6 +132,7 @@ def test_a_trained_trajectory_is_exported_as_its_step_took_it(history, tmp_path,
             assert task.keys() == {"n"}
 
 
+@pytest.mark.long_on("postgresql")
 @pytest.mark.parametrize("format_", ["jsonl", "parquet"])
 @pytest.mark.usefixtures("small_pages")
 def test_tokens_say_why_they_are_in_the_loss_or_not(history, tmp_path, format_) -> None:
@@ -232,6 +233,7 @@ def test_tensors_in_a_folder_are_the_batches(history, tmp_path) -> None:
         np.testing.assert_array_equal(loaded[name], array)
 
 
+@pytest.mark.long_on("postgresql")
 @pytest.mark.usefixtures("small_pages")
 def test_the_areal_dump_is_text_by_version_and_task(history, tmp_path, tiny_model) -> None:
     run_job(history, tmp_path / "dump", "areal")

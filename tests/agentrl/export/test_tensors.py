@@ -1,9 +1,12 @@
 """The tensor dict: padding, dtypes, and the file that is written without being held."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
+from agentrl.domain.experts.routed_experts import RoutedExperts
 from agentrl.domain.schemas import TrajectoryTokens
 from agentrl.export import tensors
 
@@ -42,6 +45,17 @@ def test_a_batch_is_padded_on_the_right() -> None:
         "versions": np.int32,
         "rewards": np.float32,
     }
+
+
+def test_experts_are_added_where_a_trajectory_has_them() -> None:
+    ids = np.arange(5 * 2 * 3, dtype=np.uint16).reshape(5, 2, 3)
+    routed = RoutedExperts(ids, np.array([1, 1, 2, 1, 0], np.uint8))
+    arrays = tensors.pad_batch([trajectory(6), replace(trajectory(5), routed=routed)])
+    assert arrays["routed_experts"].shape == (2, 6, 2, 3)
+    assert arrays["routed_experts"].dtype == np.int16
+    np.testing.assert_array_equal(arrays["routed_experts"][1, :5], ids)
+    assert not arrays["routed_experts"][0].any()
+    assert arrays["expert_origins"].tolist() == [[0] * 6, [1, 1, 2, 1, 0, 0]]
 
 
 def test_no_trajectories_give_empty_arrays() -> None:

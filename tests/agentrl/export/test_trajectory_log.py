@@ -127,6 +127,7 @@ def test_each_ended_group_has_the_exact_text_of_its_sessions(history, log, tmp_p
     assert statuses == {"completed", "failed"}
 
 
+@pytest.mark.long_on("postgresql")
 def test_a_group_is_written_once_and_only_when_it_has_ended(history, log, tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(trajectory_log, "PAGE_GROUPS", 2)
     monkeypatch.setattr(trajectory_log, "CLOCK_SLACK_S", 0.0)
@@ -152,6 +153,7 @@ def test_a_group_is_written_once_and_only_when_it_has_ended(history, log, tmp_pa
     assert {Path(name).stem for name in after.keys() - before.keys()} == {running.group_id, newest.group_id}
 
 
+@pytest.mark.long_on("postgresql")
 def test_a_killed_writer_leaves_whole_files_and_the_next_one_the_rest(history, url, log, tmp_path, tiny_model) -> None:
     for _ in range(30):
         history.group()
@@ -177,6 +179,7 @@ def test_a_killed_writer_leaves_whole_files_and_the_next_one_the_rest(history, u
     assert contents(folder) == expected
 
 
+@pytest.mark.long_on("postgresql")
 def test_nothing_is_written_while_the_disk_is_full(history, log, tmp_path, monkeypatch) -> None:
     writer = log()
     monkeypatch.setattr(trajectory_log, "LEAST_FREE_BYTES", 2**62)
@@ -187,6 +190,7 @@ def test_nothing_is_written_while_the_disk_is_full(history, log, tmp_path, monke
     assert writer.catch_up() == len(ended(history))
 
 
+@pytest.mark.long_on("postgresql")
 def test_a_group_that_is_pruned_while_it_is_written_stops_nothing(history, log, tmp_path, monkeypatch) -> None:
     members = ended_groups.members
     monkeypatch.setattr(ended_groups, "members", lambda conn, group_id: ["0" * 32, *members(conn, group_id)])
@@ -194,6 +198,7 @@ def test_a_group_that_is_pruned_while_it_is_written_stops_nothing(history, log, 
     assert all(contents(tmp_path / "run").values())
 
 
+@pytest.mark.long_on("postgresql")
 def test_the_sequences_of_a_session_have_a_limit(history, log, tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(trajectory_log, "SESSION_TOKENS", 1)
     notes: list[str] = []

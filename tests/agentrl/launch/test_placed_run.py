@@ -125,6 +125,7 @@ class Cluster(PlacedElsewhere):
         ]
 
 
+@pytest.mark.long_on("postgresql")
 @pytest.mark.parametrize("fails", [False, True])
 def test_a_run_ends_after_max_restarts_with_the_reason_of_a_host_whose_runner_refuses_its_input(
     tmp_path: Path, database_url: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], fails: bool

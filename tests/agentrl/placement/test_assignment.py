@@ -129,6 +129,20 @@ def test_no_two_parts_get_one_gpu_and_each_gets_what_it_needs(
         assert len(part.shares) == 1 or part.part == "trainer" or tensor > max(sizes)
 
 
+@pytest.mark.parametrize(
+    ("trainer", "hosts", "gpus", "says"),
+    [
+        ({"ranks": 6, "context": 3}, 3, 4, "trainer 0:0-2 1:0-2"),  # not three hosts with two GPUs each
+        ({"ranks": 6, "tensor": 2}, 3, 4, "trainer 0:0,1 1:0,1 2:0,1"),
+        ({"ranks": 16, "tensor": 2, "context": 8}, 4, 4, "trainer 0:0-3 1:0-3 2:0-3 3:0-3"),  # larger than a host
+    ],
+)
+def test_a_context_group_stays_on_a_host_if_it_can(trainer: dict[str, int], hosts: int, gpus: int, says: str) -> None:
+    resources = Resources.model_validate({"trainer": trainer})
+    found = assign(resources, like_hosts(hosts, gpus), engines_on_gpu=True, trainer_on_gpu=True, engines=0)
+    assert shown(found) == [says]
+
+
 def test_parts_on_a_cpu_are_spread_over_the_hosts_and_get_no_gpu() -> None:
     resources = Resources.model_validate({"engines": {"count": 3}, "trainer": {"ranks": 2}})
     found = assign(resources, like_hosts(2, 8), engines_on_gpu=False, trainer_on_gpu=False)

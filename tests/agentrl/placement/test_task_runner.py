@@ -111,6 +111,7 @@ async def test_a_command_gets_its_ports_address_and_named_secrets(host, monkeypa
     assert (rank.state, rank.status, rank.starts, rank.live) == ("ended", 0, 1, False)
 
 
+@pytest.mark.long_on("postgresql")
 @pytest.mark.parametrize(
     ("names", "stored", "seen"),
     [
@@ -291,6 +292,7 @@ class CutOff:
         return do(*args, **kwargs)
 
 
+@pytest.mark.long_on("postgresql")
 @pytest.mark.parametrize("fenced", [True, False])
 async def test_a_fenced_command_ends_when_its_lease_cannot_be_renewed(host, fenced, monkeypatch):
     monkeypatch.setattr(rank_lease, "FENCED_AFTER_S", 0.5)

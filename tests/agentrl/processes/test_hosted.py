@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from agentrl.errors import UserError
+from agentrl.processes import hosted
 from agentrl.processes.hosted import HostedProcess, NotStarted, ProcessDied
 from agentrl.processes.hosted_set import HostedSet
 
@@ -93,7 +94,11 @@ async def test_a_process_that_is_not_ready_is_ended(
         ({"say": "x" * 2_000}, "its messages cannot be read"),
     ],
 )
-async def test_requests_without_a_reply_fail_with_the_reason(act: dict[str, Any], problem: str) -> None:
+async def test_requests_without_a_reply_fail_with_the_reason(
+    act: dict[str, Any], problem: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if "say" in act:
+        monkeypatch.setattr(hosted, "DYING_S", 0.1)  # it does not die, whatever it says
     process = await started()
     with pytest.raises(ProcessDied, match=problem), process.request(act) as (_, reply):
         await reply

@@ -141,7 +141,7 @@ async def test_a_child_that_dies_before_it_is_ready_is_an_error(template: Templa
         await forked(template, dies_later=True)
 
 
-@pytest.mark.parametrize("how", ["stop", "kill", "kill the keeper"])
+@pytest.mark.parametrize("how", ["stop", pytest.param("kill", marks=pytest.mark.long), "kill the keeper"])
 async def test_what_a_child_has_started_ends_with_it(template: Template, how: str) -> None:
     process = await forked(template)
     with process.request({"do": "leave"}) as (_, reply):

@@ -31,19 +31,28 @@ database_kind, run_config, store_url, proxy, until = (
     getattr(_shared, name) for name in ("database_kind", "run_config", "store_url", "proxy", "until")
 )
 
-ASK = """
+TASK = """
 import json, os
-from openai import OpenAI
 task = json.load(open(os.environ["AGENTRL_TASK_FILE"]))
-reply = OpenAI().chat.completions.create(model="default", messages=[{"role": "user", "content": str(task["n"])}])
 def reward(text):
     open(os.environ["AGENTRL_REWARD_FILE"], "w").write(text)
 """
+SDK = """
+from openai import OpenAI
+OpenAI().chat.completions.create(model="default", messages=[{"role": "user", "content": str(task["n"])}])
+"""
+CALL = """
+import urllib.request  # starts ten times as fast as the SDK
+def post(url, key, body):
+    headers = {"Authorization": "Bearer " + key, "Content-Type": "application/json"}
+    return json.load(urllib.request.urlopen(urllib.request.Request(url, json.dumps(body).encode(), headers)))
+asked = {"model": "default", "messages": [{"role": "user", "content": str(task["n"])}]}
+reply = post(os.environ["OPENAI_BASE_URL"] + "/chat/completions", os.environ["OPENAI_API_KEY"], asked)
+"""
+ASK = TASK + CALL
 POST = """
-import httpx
-root, key = os.environ["AGENTRL_PROXY_URL"], os.environ["AGENTRL_RUN_KEY"]
 path, body = PATH_AND_BODY
-httpx.post(root + path, json=body, headers={"Authorization": "Bearer " + key}).raise_for_status()
+post(os.environ["AGENTRL_PROXY_URL"] + path, os.environ["AGENTRL_RUN_KEY"], body)
 """
 HANG = """
 import os, subprocess, sys, time
@@ -88,7 +97,7 @@ def pids(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_the_plain_sdk_plays_and_is_rewarded_by_its_file(episode: Any, proxy: Any) -> None:
-    outcome, session = episode(ASK + "reward('0.5')")
+    outcome, session = episode(TASK + SDK + "reward('0.5')")
     assert (outcome.error, outcome.reward) == (None, 0.5)
     assert (session["status"], session["interactions"]) == ("completed", 1)
     assert [(r["value"], r["interaction_id"]) for r in session["rewards"]] == [(0.5, None)]
@@ -97,7 +106,7 @@ def test_the_plain_sdk_plays_and_is_rewarded_by_its_file(episode: Any, proxy: An
 
 
 def test_a_reward_may_name_calls(episode: Any, proxy: Any) -> None:
-    outcome, session = episode(ASK + "reward(json.dumps({reply.id: 0.25}))")
+    outcome, session = episode(ASK + "reward(json.dumps({reply['id']: 0.25}))")
     assert outcome.error is None
     (call,) = proxy.calls(session)
     assert [(r["value"], r["interaction_id"]) for r in session["rewards"]] == [(0.25, call["id"])]
@@ -118,7 +127,11 @@ def test_a_program_may_reward_by_itself(episode: Any, proxy: Any, posted: str, o
     assert [(r["value"], r["interaction_id"]) for r in session["rewards"]] == [(1.0, expected)]
 
 
-@pytest.mark.parametrize("text", ["well done", '"1.0"', "[1.0]", "true", "NaN", '{"chatcmpl-1": "x"}'])
+@pytest.mark.parametrize(
+    "text",
+    ["well done", "NaN", '{"chatcmpl-1": "x"}']
+    + [pytest.param(text, marks=pytest.mark.long) for text in ('"1.0"', "[1.0]", "true")],
+)
 def test_an_invalid_reward_fails_the_session(episode: Any, text: str) -> None:
     outcome, session = episode(ASK + f"reward({text!r})")
     assert outcome.error is not None
@@ -292,7 +305,10 @@ def test_a_worker_plays_groups_and_evaluations_with_a_program(proxy: Any, worker
     assert rewards == [(0, "greedy", 1.0), (0, "sampled", 1.0)]
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize(
+    "number",
+    [signal.SIGKILL, *(pytest.param(number, marks=pytest.mark.long) for number in (signal.SIGTERM, signal.SIGINT))],
+)
 def test_a_worker_that_dies_leaves_no_program_behind(worker: Any, pids: Path, until: Any, number: int) -> None:
     process = worker(HANG, rollout={"group_size": 1, "min_group_size": 1, "max_concurrent_groups": 1})
     until(pids.exists, 60)

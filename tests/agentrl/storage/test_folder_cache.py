@@ -172,6 +172,7 @@ def test_two_processes_that_ask_at_once_download_once(root, s3, bucket, folder):
     assert len([request for request in s3.requests if request.startswith("GET") and request.endswith("distcp")]) == 1
 
 
+@pytest.mark.long
 def test_a_reader_that_is_killed_while_it_downloads_is_replaced(root, s3, bucket, folder):
     stored_folders.upload(ObjectStore(bucket), folder, "a")
     begun, go_on = threading.Event(), threading.Event()

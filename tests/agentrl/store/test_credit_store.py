@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from play import begin, call, group, open_group, take
 from sqlalchemy import select
 
@@ -51,6 +52,7 @@ def test_a_late_reward_of_an_inner_side_call_widens_the_versions_of_its_path(db,
     assert (path.trainable_tokens, path.min_version, path.max_version) == (3, 0, 1)
 
 
+@pytest.mark.long_on("postgresql")
 def test_a_leased_batch_does_not_change(db, run_id, limits):
     first = group(db, run_id, limits)
     group(db, run_id, limits)

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.runtime.migration import MigrationContext
 from sqlalchemy import Connection, Inspector, inspect, make_url, text
@@ -22,22 +23,25 @@ def schema(conn: Connection) -> dict[str, Any]:
     """Everything that the database tells about its tables; no order of columns, which ALTER TABLE cannot keep."""
     inspector = inspect(conn)
     told: dict[str, Any] = {f"view {name}": inspector.get_view_definition(name) for name in inspector.get_view_names()}
-    for table in inspector.get_table_names():
-        told[table] = {
-            "columns": {c["name"]: (repr(c["type"]), c["nullable"]) for c in inspector.get_columns(table)},
-            "primary key": inspector.get_pk_constraint(table),
-            "foreign keys": foreign_keys(inspector, table),
-            "unique": by_name(inspector.get_unique_constraints(table)),
-            "checks": by_name(inspector.get_check_constraints(table)),
-            "indexes": by_name(inspector.get_indexes(table)),
+    columns, primary_keys = inspector.get_multi_columns(), inspector.get_multi_pk_constraint()
+    foreign, unique = inspector.get_multi_foreign_keys(), inspector.get_multi_unique_constraints()
+    checks, indexes = inspector.get_multi_check_constraints(), inspector.get_multi_indexes()
+    for table in columns:  # (schema, name)
+        told[table[1]] = {
+            "columns": {c["name"]: (repr(c["type"]), c["nullable"]) for c in columns[table]},
+            "primary key": primary_keys[table],
+            "foreign keys": foreign_keys(inspector, foreign[table]),
+            "unique": by_name(unique[table]),
+            "checks": by_name(checks[table]),
+            "indexes": by_name(indexes[table]),
         }
     return told
 
 
-def foreign_keys(inspector: Inspector, table: str) -> list[dict[str, Any]]:
+def foreign_keys(inspector: Inspector, keys: list[Any]) -> list[dict[str, Any]]:
     """By column: SQLAlchemy reads no names of those that SQLite's ALTER TABLE adds."""
     named = inspector.bind.dialect.name != "sqlite"
-    found = [{**key, "name": key["name"] if named else None} for key in inspector.get_foreign_keys(table)]
+    found = [{**key, "name": key["name"] if named else None} for key in keys]
     return sorted(found, key=lambda key: key["constrained_columns"])
 
 
@@ -111,6 +115,7 @@ print(sum("runs" in statement.split("(")[0] for statement in made), flush=True)
 """
 
 
+@pytest.mark.long_on("sqlite")
 def test_processes_that_start_together_migrate_once(empty_database_url: str):
     started = [
         subprocess.Popen(

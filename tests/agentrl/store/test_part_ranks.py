@@ -47,6 +47,7 @@ def test_a_second_runner_waits_until_the_lease_is_over(db, run_id, part):
     assert (rank.runner, rank.state, rank.ports, rank.live) == ("second", "waiting", {}, True)
 
 
+@pytest.mark.long_on("postgresql")
 def test_a_released_rank_is_free_at_once(db, run_id, part):
     assert claimed(db, run_id, "first")
     db.transact(part_ranks.started, run_id, part, 0, "first", 99)

@@ -56,12 +56,14 @@ def test_bands_sum_to_the_rows_of_the_store(history: History) -> None:
     assert ("stale", "too_old") in keys
 
 
+@pytest.mark.long_on("postgresql")
 def test_trained_samples_are_those_of_the_steps(history: History) -> None:
     found = history.db.query(sample_flow.of_run, history.run_id)
     (trained,) = (band for band in found["bands"] if band["band"] == "trained")
     assert trained["samples"] == sum(len(batch.trajectories) for batch in history.batches.values())
 
 
+@pytest.mark.long_on("postgresql")
 def test_steps_without_all_totals_are_counted_by_their_trajectories(history: History) -> None:
     found = history.db.query(sample_flow.of_run, history.run_id)
     with history.db.write() as conn:

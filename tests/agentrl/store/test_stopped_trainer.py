@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 
+import pytest
 from play import finish, group, take
 from sqlalchemy import text
 
@@ -51,6 +52,7 @@ attempt("reconcile", step_resume.reconcile, epoch, None)
 """
 
 
+@pytest.mark.long_on("sqlite")
 def test_a_trainer_that_was_stopped_and_replaced_changes_nothing(db, run_id, limits):
     for _ in range(4):
         group(db, run_id, limits)

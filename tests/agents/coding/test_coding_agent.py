@@ -84,7 +84,9 @@ async def test_a_program_whose_time_is_over_is_ended_and_its_work_counts() -> No
     assert await agent.run(TASK, **EXTRA) == 1.0
 
 
-@pytest.mark.parametrize("name", MODULES)
+@pytest.mark.parametrize(
+    "name", [name if name in ("words", "ledger") else pytest.param(name, marks=pytest.mark.long) for name in MODULES]
+)
 async def test_each_fault_is_found_by_the_tests_and_the_right_module_passes(name: str) -> None:
     source, tests, faults = MODULES[name]
     test = {f"test_{name}.py": tests}

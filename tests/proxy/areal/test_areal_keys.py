@@ -16,6 +16,7 @@ from .areal_calls import ADMIN, CHOSEN, ask, end, export, reward, start
 pytestmark = pytest.mark.parametrize("database_kind", KINDS)
 
 
+@pytest.mark.long_on("postgresql")
 @pytest.mark.parametrize("chosen", [True, False])
 def test_a_key_is_used_again_once_its_session_has_ended(proxy, second, chosen):
     """On every replica, also one that had served the key before; the earlier session stays as it was."""
@@ -35,6 +36,7 @@ def test_a_key_is_used_again_once_its_session_has_ended(proxy, second, chosen):
     assert [item["reward"] for item in export(proxy, session).values()] == [1.0, 1.0]
 
 
+@pytest.mark.long_on("postgresql")
 def test_a_start_with_the_key_of_an_open_session_ends_that_one(proxy, second):
     """AReaL's refresh: an agent that begins anew under its key."""
     session = start(proxy, api_key=CHOSEN)

@@ -51,6 +51,7 @@ def test_a_side_call_that_comes_last_does_not_take_the_reward(proxy):
     assert given["interaction_id"] == first.id.removeprefix("chatcmpl-")
 
 
+@pytest.mark.long_on("postgresql")
 def test_a_call_that_is_not_to_be_stored_is_kept_out(proxy):
     """Of training, of exports, of the count, and of the reward; it is recorded all the same."""
     session = start(proxy)
@@ -77,6 +78,7 @@ def test_outside_of_areals_routes_store_false_has_no_effect(proxy):
     assert [call["trainable"] for call in proxy.calls(session)] == [True]
 
 
+@pytest.mark.long_on("postgresql")
 def test_rewards_turn_by_turn_add_up_and_a_failed_call_gets_none(proxy):
     from agentrl.testing import Reply
 

@@ -26,6 +26,7 @@ def _trajectories(conn):
     return [tuple(row) for row in conn.execute(found)]
 
 
+@pytest.mark.long_on("postgresql")
 def test_the_model_is_served_under_areals_paths_in_every_dialect(proxy):
     session = start(proxy)
     sdk = model(proxy, session)
@@ -55,6 +56,7 @@ def test_the_model_is_served_under_areals_paths_in_every_dialect(proxy):
         sdk.chat.completions.create(model="default", messages=HELLO)
 
 
+@pytest.mark.long_on("postgresql")
 def test_fields_that_are_not_known_are_ignored(proxy):
     session = start(proxy, "7", model="policy", online=True)
     ask(proxy, session)
@@ -140,6 +142,7 @@ class TestWithOwnRun:
         assert arrays["rewards"].tolist() == [1.0]
         assert {t["type"] for t in item["tensor_dict"].values()} == {"tensor"}
 
+    @pytest.mark.long_on("postgresql")
     def test_grant_capacity_reports_the_capacity_of_admission(self, proxy):
         """AReaL's permits live in one process and know no staleness; here they are what admission says, everywhere."""
         for left in (4, 3, 2, 1):
@@ -152,6 +155,7 @@ class TestWithOwnRun:
         assert "no capacity" in refused.json()["detail"]
         assert refused.json()["error"]["code"] == "no_capacity"
 
+    @pytest.mark.long_on("postgresql")
     def test_a_group_of_sessions_follows_areals_inference_service(self, proxy, second):
         """start with group_size, rewards, one export of all, which ends them: one group here, compared with itself."""
         body = {"task_id": "12", "group_size": 3}

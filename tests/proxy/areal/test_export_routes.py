@@ -10,6 +10,7 @@ from .areal_calls import ADMIN, HELLO, ask, end, export, lists, reward, start
 pytestmark = pytest.mark.parametrize("database_kind", KINDS)
 
 
+@pytest.mark.long_on("postgresql")
 def test_concat_trains_shared_tokens_once_and_keeps_every_reward(proxy):
     """AReaL exports only leaves, each with the loss of all that led to it and with its own reward alone."""
     session = start(proxy)
@@ -36,6 +37,7 @@ def test_concat_trains_shared_tokens_once_and_keeps_every_reward(proxy):
         assert set(arrays["attention_mask"][0]) == {True}
 
 
+@pytest.mark.long_on("postgresql")
 def test_an_export_names_its_session_and_waits_for_its_end(proxy, second):
     session = start(proxy)
     ask(proxy, session)
@@ -61,6 +63,7 @@ class TestPatience:
     def run_config(self, run_config):
         return run_config | {"proxy": {"request_timeout_s": 0.2}}
 
+    @pytest.mark.long_on("postgresql")
     def test_an_export_waits_no_longer_than_a_call(self, proxy):
         session = start(proxy)
         early = proxy.post("/export_trajectories", {"session_id": session["session_id"]}, headers=ADMIN)

@@ -151,6 +151,7 @@ async def test_a_silent_worker_is_dead_after_its_timeout_and_not_before(replica,
     assert sorted(replica.forgotten) == sorted(ids)
 
 
+@pytest.mark.long_on("postgresql")
 async def test_a_worker_that_beats_is_left_alone(replica, clock):
     ids, uptime = start(replica), Uptime(TIMEOUT_S / 4)
     for _ in range(10):
@@ -169,6 +170,7 @@ async def test_an_outage_is_not_silence(replica, clock):
     assert statuses(replica, ids) == {"abandoned"}
 
 
+@pytest.mark.long_on("postgresql")
 @pytest.mark.parametrize("held_up", [heartbeats.beat, silence.check_session])
 async def test_a_decision_that_waited_for_the_database_is_made_anew(replica, clock, held_up):
     """The outage begins in the middle of a sweep, where what to do had been decided before it."""
@@ -257,6 +259,7 @@ async def test_one_bad_session_does_not_stop_the_sweep(replica, clock, monkeypat
     assert ids[0] in caplog.text
 
 
+@pytest.mark.long_on("postgresql")
 @pytest.mark.parametrize("failure", [RecursionError("too deep"), KeyError("x"), RequestError(404, "no", code="no")])
 async def test_any_failure_of_one_session_is_recorded_and_retried_later(replica, clock, monkeypatch, caplog, failure):
     ids, uptime = start(replica), Uptime(TIMEOUT_S / 4)
@@ -309,6 +312,7 @@ async def test_many_overdue_sessions_are_all_looked_at(replica, clock):
     assert statuses(replica, ids) == {"failed"}
 
 
+@pytest.mark.long_on("postgresql")
 async def test_one_pass_settles_a_tree_that_takes_many_transactions(replica, clock):
     """What a transaction leaves is due at once."""
     (root, *_), limits = start(replica, owner=None), replica.limits
@@ -324,7 +328,8 @@ async def test_one_pass_settles_a_tree_that_takes_many_transactions(replica, clo
         assert conn.scalar(unbuilt) == 0
 
 
-@pytest.mark.parametrize("busy", ["a call", "a heartbeat", "a running call"])
+@pytest.mark.long_on("postgresql")
+@pytest.mark.parametrize("busy", ["a call", pytest.param("a heartbeat", marks=pytest.mark.long), "a running call"])
 async def test_a_sub_agent_at_work_keeps_its_parent(replica, clock, busy):
     """And its own silence is its parent's business: it ends with it."""
     (parent, *_), uptime = start(replica, owner=None), Uptime(TIMEOUT_S / 4)
@@ -344,6 +349,7 @@ async def test_a_sub_agent_at_work_keeps_its_parent(replica, clock, busy):
     assert statuses(replica, [sub, idle]) <= {"completed", "closing"}
 
 
+@pytest.mark.long_on("postgresql")
 async def test_one_pass_deals_with_every_session_that_is_due_and_asks_for_bad_ones_once(replica, clock, monkeypatch):
     ids = [i for _ in range(4) for i in start(replica)]
     bad = sorted(ids)[:3]

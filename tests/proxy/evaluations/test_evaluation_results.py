@@ -107,7 +107,10 @@ class Stochastic:
         return round(self.scale * (self.random.random() < hardness) * self.random.choice([0.5, 1.0])) / self.scale
 
 
-@pytest.mark.parametrize(("samples", "scale"), [(1, 1), (1, 2), (4, 2)])
+@pytest.mark.parametrize(
+    ("samples", "scale"),
+    [pytest.param(1, 1, marks=pytest.mark.long), (1, 2), pytest.param(4, 2, marks=pytest.mark.long)],
+)
 async def test_the_interval_covers_the_value_of_a_repeated_evaluation(
     start: Any, evaluator: Any, samples: int, scale: int
 ) -> None:
@@ -147,6 +150,7 @@ async def test_the_answers_of_the_samples_vote(start: Any, evaluator: Any) -> No
         assert Counter(row["answer"] for row in rows) == {"42": 5, "no": 4}
 
 
+@pytest.mark.long_on("postgresql")
 @pytest.mark.parametrize("kind", KINDS)
 async def test_rolled_back_versions_have_no_result_and_a_summary_reads_the_newest(
     start: Any, evaluator: Any, kind: str

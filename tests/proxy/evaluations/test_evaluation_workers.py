@@ -71,6 +71,7 @@ def test_a_worker_that_is_killed_leaves_an_evaluation_that_goes_on_where_it_stop
         assert run.database.query(lambda conn: list(run_audit.scan(conn, run.id))) == []
 
 
+@pytest.mark.long
 def test_processes_share_an_evaluation_also_when_one_is_killed(start: Any, until: Any) -> None:
     shared = config(**EVALUATION | {"samples": 4, "max_concurrent": 2})
     shared = shared.model_copy(update={"proxy": shared.proxy.model_copy(update={"heartbeat_timeout_s": 3.0})})

@@ -116,6 +116,7 @@ def training_data(conn: Connection, run_id: str) -> tuple[Any, ...]:
     return unpacked, [tuple(r) for r in rewarded], [tuple(r) for r in built], lineage, counters
 
 
+@pytest.mark.long_on("postgresql")
 @pytest.mark.parametrize("kind", KINDS)
 async def test_an_evaluation_changes_nothing_in_the_training_data_or_the_admission_counters(
     start: Any, kind: str

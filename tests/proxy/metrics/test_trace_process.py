@@ -15,6 +15,7 @@ from span_receiver import SpanReceiver
 
 from agentrl.engine.server_process import free_port
 from agentrl.errors import ConfigError
+from agentrl.proxy.metrics import trace_process
 from agentrl.testing import Reply
 
 HOSTILE = "\x1b[2J\u202e<script>&'\"\\{{7*7}} \U0001f600 " + "ü" * 40
@@ -35,6 +36,7 @@ def traces() -> dict[str, Any]:
 
 @pytest.fixture
 def run_config(run_config, receiver, traces, monkeypatch):
+    monkeypatch.setattr(trace_process, "LOOK_EVERY_S", 0.05)
     monkeypatch.setenv("SPAN_HEADERS", "authorization=Bearer%20span-key,x-team=a")
     config = {"endpoint": receiver.url, "headers_env": "SPAN_HEADERS", "timeout_s": 5.0, **traces}
     many = {"rollout": {"group_size": 2, "max_concurrent_groups": 10_000}, "trainer": {"groups_per_step": 10_000}}
@@ -74,6 +76,7 @@ def senders(proxy: Any) -> list[psutil.Process]:
     return found
 
 
+@pytest.mark.long_on("postgresql")
 @pytest.mark.parametrize("database_kind", KINDS)
 def test_a_tree_of_sessions_is_one_trace(proxy, receiver, until):
     parent = proxy.session()
@@ -156,6 +159,7 @@ def test_a_forked_call_names_its_reason_and_a_failed_one_its_error(proxy, receiv
     assert "new_conversation" in [span.get("agentrl.fork_reason") for span in receiver.named("chat")]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("traces", [{"contents": True, "max_content_bytes": 200}])
 def test_contents_are_bounded_and_hostile_text_arrives(proxy, receiver, until):
     session = proxy.session()
@@ -179,6 +183,7 @@ def test_contents_are_bounded_and_hostile_text_arrives(proxy, receiver, until):
     assert all(len(span[name]) < 500 for span in receiver.spans for name in CONTENTS if name in span)
 
 
+@pytest.mark.long
 def test_a_receiver_that_is_down_or_slow_delays_no_call_and_loses_nothing(proxy, receiver, until):
     receiver.free.clear()  # requests hang
     played = [play(proxy)]
@@ -195,6 +200,7 @@ def test_a_receiver_that_is_down_or_slow_delays_no_call_and_loses_nothing(proxy,
     assert sessions(receiver) == sorted(played)
 
 
+@pytest.mark.long_on("postgresql")
 @pytest.mark.parametrize("database_kind", KINDS)
 def test_sessions_that_end_while_no_sender_lives_are_sent_later(
     store_url, fake_engine, start, receiver, tiny_model, until
@@ -221,6 +227,7 @@ def test_a_killed_sender_is_started_again(proxy, receiver, until):
     assert max(receiver.counted().values()) == 1
 
 
+@pytest.mark.long_on("sqlite")
 @pytest.mark.parametrize("database_kind", KINDS)
 def test_one_of_two_replicas_sends_and_the_other_takes_over(proxy, receiver, serve, until):
     played = []

@@ -12,6 +12,7 @@ pytestmark = pytest.mark.parametrize("database_kind", KINDS)
 RUN = {"Authorization": "Bearer run-key"}
 
 
+@pytest.mark.long_on("postgresql")
 def test_a_group_becomes_ready_when_its_sessions_end(proxy):
     opened = proxy.post("/groups").json()
     assert opened["task"]["data"] in [{"n": i} for i in range(4)]
@@ -21,6 +22,7 @@ def test_a_group_becomes_ready_when_its_sessions_end(proxy):
     assert run["trajectories"] == {"ready": 2}
 
 
+@pytest.mark.long_on("postgresql")
 def test_the_end_of_the_last_session_may_reject_the_group(proxy):
     first, second = proxy.post("/groups").json()["sessions"]
     play(proxy, first)
@@ -29,6 +31,7 @@ def test_the_end_of_the_last_session_may_reject_the_group(proxy):
     assert (run["groups"], run["trajectories"]) == ({"rejected": 1}, {"rejected": 2})
 
 
+@pytest.mark.long_on("postgresql")
 def test_every_pass_over_the_data_visits_each_task_once(proxy):
     seen = []
     for _ in range(4):
@@ -58,6 +61,7 @@ def test_a_finished_run_takes_no_groups(proxy):
     assert (refused.status_code, refused.json()["error"]["code"]) == (409, "run_finished")
 
 
+@pytest.mark.long_on("postgresql")
 def test_evaluation_touches_neither_admission_nor_training_data(proxy):
     before = proxy.get("/api/run")
     session = proxy.session(metadata={"eval": "before", "setting": "sampled", "index": 3})
@@ -70,6 +74,7 @@ def test_evaluation_touches_neither_admission_nor_training_data(proxy):
     assert (row["eval"], row["setting"], row["index"], row["reward"]) == ("before", "sampled", 3, 0.5)
 
 
+@pytest.mark.long_on("postgresql")
 @pytest.mark.parametrize(
     ("asks", "ended"),
     [

@@ -35,6 +35,7 @@ def test_a_publish_moves_the_run_once_every_engine_has_the_version(proxy, tmp_pa
     assert {(row["return"], row["advantage"], row["staleness_max"]) for row in lineage} == {(1.0, 0.5, 0)}
 
 
+@pytest.mark.long_on("postgresql")
 def test_an_engine_that_refuses_the_weights_is_ejected_and_comes_back(proxy, tmp_path):
     trained_version(proxy, tmp_path)
     proxy.engine.fail_next_update = "out of memory"
@@ -44,6 +45,7 @@ def test_an_engine_that_refuses_the_weights_is_ejected_and_comes_back(proxy, tmp
     assert proxy.get("/api/engines")[0]["state"] == "serving"
 
 
+@pytest.mark.long_on("sqlite")
 def test_two_replicas_that_publish_at_once_update_an_engine_once(proxy, second, tmp_path, until):
     """One changes its weights; the other waits, and then finds nothing to do."""
     trained_version(proxy, tmp_path)
@@ -85,6 +87,7 @@ def probed(monkeypatch, until):
     return wait
 
 
+@pytest.mark.long_on("postgresql")
 def test_a_publish_of_one_replica_is_not_undone_by_another(proxy, second, probed, tmp_path, until):
     trained_version(proxy, tmp_path)
     probed(4)
@@ -98,6 +101,7 @@ def test_a_publish_of_one_replica_is_not_undone_by_another(proxy, second, probed
     assert set(updates(proxy)) == {"1"}
 
 
+@pytest.mark.long_on("postgresql")
 def test_a_version_that_is_being_published_is_not_undone(proxy, probed, tmp_path, until):
     """Another replica has brought it to this engine, and is busy with the next one."""
     trained_version(proxy, tmp_path)
@@ -109,6 +113,7 @@ def test_a_version_that_is_being_published_is_not_undone(proxy, probed, tmp_path
     until(lambda: proxy.engine.version == "0")
 
 
+@pytest.mark.long_on("postgresql")
 def test_an_older_version_that_takes_a_rolled_back_ones_place_is_not_undone(proxy, probed, tmp_path):
     trained_version(proxy, tmp_path)
     proxy.post("/admin/publish", {"version": 1}, headers=ADMIN)
@@ -119,6 +124,7 @@ def test_an_older_version_that_takes_a_rolled_back_ones_place_is_not_undone(prox
     assert (updates(proxy), proxy.engine.version) == (["1"], "0")
 
 
+@pytest.mark.long_on("postgresql")
 def test_a_restarted_engine_is_brought_to_the_runs_version(proxy, tmp_path, until):
     trained_version(proxy, tmp_path)
     proxy.post("/admin/publish", {"version": 1}, headers=ADMIN)
@@ -157,6 +163,7 @@ def test_a_restarted_proxy_carries_on(proxy, serve, store_url, tmp_path, until):
     assert [call["bridged"] for call in delivered] == [False, True]
 
 
+@pytest.mark.long_on("postgresql")
 def test_an_engine_that_dies_leaves_the_pool(proxy, fake_engine: FakeEngine, until):
     until(lambda: [e["state"] for e in proxy.get("/api/engines")] == ["serving"])
     fake_engine.stop()

@@ -10,6 +10,7 @@ RUN = {"Authorization": "Bearer run-key"}
 JSON = {"Content-Type": "application/json"}
 
 
+@pytest.mark.long_on("postgresql")
 def test_an_end_may_reject_a_session_or_train_some_tokens_only(proxy):
     first, second = proxy.post("/groups").json()["sessions"]
     path = f"/sessions/{first['session_id']}/end"
@@ -21,6 +22,7 @@ def test_an_end_may_reject_a_session_or_train_some_tokens_only(proxy):
     assert proxy.get("/api/run")["trajectories"] == {"rejected": 2}
 
 
+@pytest.mark.long_on("postgresql")
 def test_an_end_may_carry_what_the_agent_measured(proxy):
     session, other = proxy.post("/groups").json()["sessions"]
     path = f"/sessions/{session['session_id']}/end"
@@ -38,6 +40,7 @@ def test_an_end_may_carry_what_the_agent_measured(proxy):
     assert proxy.get(f"/sessions/{other['session_id']}")["stats"] == {}
 
 
+@pytest.mark.long_on("postgresql")
 def test_the_end_of_a_session_may_have_an_answer(proxy):
     first, second = proxy.post("/groups").json()["sessions"]
     play(proxy, first, answer="the\n  answer\0")
@@ -60,6 +63,7 @@ def test_a_repeated_reward_counts_once(proxy):
     assert len(proxy.get(path)["rewards"]) == 1
 
 
+@pytest.mark.long_on("postgresql")
 def test_a_reward_names_its_call_by_completion_id(proxy):
     session = proxy.session()
     answer = proxy.sdk(session).chat.completions.create(model="test", messages=[{"role": "user", "content": "ab"}])
@@ -68,6 +72,7 @@ def test_a_reward_names_its_call_by_completion_id(proxy):
     assert proxy.post(path, {"value": 1.0, "interaction_id": "chatcmpl-none"}).status_code == 404
 
 
+@pytest.mark.long_on("postgresql")
 @pytest.mark.parametrize("body", [{"value": "much"}, {"valu": 1}, {"value": 1, "name": "x" * 101}])
 def test_bad_rewards_are_refused_by_name(proxy, body):
     session = proxy.session()
@@ -104,6 +109,7 @@ def test_values_that_no_database_stores_are_refused_or_read_back(proxy):
         assert proxy.http.get(proxy.url + path, headers=RUN).status_code in (200, 400, 404, 422)
 
 
+@pytest.mark.long_on("postgresql")
 def test_a_session_without_reward_is_rejected_and_gives_its_place_back(proxy):
     group = proxy.post("/groups").json()
     for session in group["sessions"]:
@@ -114,6 +120,7 @@ def test_a_session_without_reward_is_rejected_and_gives_its_place_back(proxy):
     assert run["trajectories"] == {"rejected": 2}
 
 
+@pytest.mark.long_on("postgresql")
 def test_a_body_is_json_whatever_its_content_type_says(proxy):
     form = {"Content-Type": "application/x-www-form-urlencoded"}  # what `curl -d` sends
     opened = proxy.http.post(f"{proxy.url}/sessions", content='{"task": {"n": 1}}', headers=RUN | form)
@@ -123,7 +130,17 @@ def test_a_body_is_json_whatever_its_content_type_says(proxy):
     assert rewarded.status_code == 200
 
 
-@pytest.mark.parametrize("body", ["task=1", "{", "", "[" * 100_000, b"\xff"])
+@pytest.mark.long_on("postgresql")
+@pytest.mark.parametrize(
+    "body",
+    [
+        pytest.param("task=1", marks=pytest.mark.long),
+        "{",
+        pytest.param("", marks=pytest.mark.long),
+        "[" * 100_000,
+        b"\xff",
+    ],
+)
 @pytest.mark.parametrize("kind", ["application/x-www-form-urlencoded", "application/json"])
 def test_a_body_that_is_not_json_is_a_400(proxy, body, kind):
     refused = proxy.http.post(f"{proxy.url}/sessions", content=body, headers=RUN | {"Content-Type": kind})

@@ -217,6 +217,7 @@ def running(two: Workers) -> int:
         return len(conn.execute(select(interactions.c.id).where(interactions.c.status == "running")).all())
 
 
+@pytest.mark.long
 def test_a_publish_of_one_worker_is_not_repeated_by_the_others(two, fake_engine, until, tmp_path):
     states: set[str] = set()
 
@@ -263,6 +264,7 @@ def test_the_workers_of_a_dead_parent_end(two, until):
     until(lambda: not [pid for pid in pids if is_alive(pid)])
 
 
+@pytest.mark.long
 def test_ctrl_c_reaches_every_process_and_means_one_stop(two):
     pids = two.pids()
     for pid in pids:
@@ -273,6 +275,7 @@ def test_ctrl_c_reaches_every_process_and_means_one_stop(two):
     assert "Traceback" not in two.log.read_text()
 
 
+@pytest.mark.long
 def test_a_configuration_error_is_printed_once(store_url, fake_engine, tmp_path):
     with command(store_url, fake_engine.url, tmp_path, run="nosuch") as found:
         assert found.process.wait(120) == 2
@@ -281,6 +284,7 @@ def test_a_configuration_error_is_printed_once(store_url, fake_engine, tmp_path)
     assert "nosuch" in lines[-1]
 
 
+@pytest.mark.long
 def test_a_scrape_of_any_worker_shows_all_of_them_and_no_call_is_forgotten_with_a_worker(two, until):
     session = two.session()
     count = 0

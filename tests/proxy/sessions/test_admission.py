@@ -29,6 +29,7 @@ def run_config(run_config: dict[str, Any]) -> dict[str, Any]:
     return run_config | {"rollout": rollout}
 
 
+@pytest.mark.long_on("postgresql")
 def test_an_external_program_waits_until_a_place_is_free(proxy):
     groups = [proxy.post("/groups").json() for _ in range(CONCURRENT)]
     refused, let_in = Event(), Event()
@@ -54,6 +55,7 @@ def test_an_external_program_waits_until_a_place_is_free(proxy):
     assert set(why) == {"no capacity for another group: the trainer must catch up"}
 
 
+@pytest.mark.long_on("postgresql")
 def test_a_program_that_will_not_wait_is_told_when_to_come_back(proxy):
     for _ in range(CONCURRENT):
         proxy.post("/sessions")
@@ -66,6 +68,7 @@ def test_a_program_that_will_not_wait_is_told_when_to_come_back(proxy):
     assert proxy.get("/api/run")["admitted"] == CONCURRENT
 
 
+@pytest.mark.long_on("postgresql")
 @pytest.mark.parametrize("path", ["/sessions", "/groups", "/rl/start_session"])
 def test_a_worker_leaves_the_next_place_to_a_program_that_waits(proxy, path, monkeypatch):
     monkeypatch.setattr(group_admission, "WAITS_S", 1e6)
@@ -141,7 +144,8 @@ class Crowd:
             watching.cancel()
 
 
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.long_on("sqlite")
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.long)])
 async def test_counters_and_bound_hold_for_many_clients_of_two_replicas(proxy, second, seed):
     crowd = Crowd([proxy.url, second.url], seed)
     await crowd.play()

@@ -19,6 +19,7 @@ def run_config(run_config: dict[str, Any]) -> dict[str, Any]:
     return run_config | {"rollout": rollout, "trainer": {"groups_per_step": 10_000}}
 
 
+@pytest.mark.long_on("postgresql")
 def test_solved_tasks_are_drawn_less_often_and_counted(proxy: Any, second: Any) -> None:
     drawn = Counter[int]()
     for number in range(GROUPS):

@@ -83,6 +83,7 @@ def test_of_many_first_calls_at_once_one_opens_the_session(proxy, second):
     assert (run["admitted"], run["running"]) == (1, 1)
 
 
+@pytest.mark.long_on("postgresql")
 def test_a_named_session_is_rewarded_and_ended_by_its_name(proxy, second):
     for name, value in (("a", 1.0), ("b", 0.0)):
         ask(proxy, name)
@@ -98,6 +99,7 @@ def test_a_named_session_is_rewarded_and_ended_by_its_name(proxy, second):
         assert list(run_audit.scan(conn, proxy.run_id)) == []
 
 
+@pytest.mark.long_on("postgresql")
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_call_with_the_done_header_ends_the_session(proxy, until, stream):
     ask(proxy, "a")
@@ -160,6 +162,7 @@ def test_admission_decides_as_for_every_start(proxy):
     ask(proxy, "r0")
 
 
+@pytest.mark.long_on("postgresql")
 @pytest.mark.parametrize("name", ["x" * 201, "a\tb", ""])
 def test_an_invalid_session_name_is_refused(proxy, name):
     with pytest.raises(openai.BadRequestError) as told:
@@ -184,6 +187,7 @@ def test_only_a_model_call_with_a_run_key_opens_a_named_session(proxy):
     assert {row.name for row in rows(proxy)} == {None}
 
 
+@pytest.mark.long_on("postgresql")
 def test_a_session_name_is_not_a_key(proxy):
     ask(proxy, "a")
     (row,) = rows(proxy)

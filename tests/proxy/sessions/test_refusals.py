@@ -20,6 +20,7 @@ def refused(proxy, session):
     return proxy.get(f"/sessions/{session['session_id']}/refusals")
 
 
+@pytest.mark.long_on("postgresql")
 @pytest.mark.parametrize("database_kind", KINDS)
 def test_refusals_of_a_session_are_kept(proxy):
     session, other = proxy.session(), proxy.session()

@@ -69,6 +69,7 @@ def test_an_invalid_sub_session_is_refused(proxy):
     assert (answer.status_code, answer.json()["error"]["code"]) == (409, "session_sealed")
 
 
+@pytest.mark.long_on("postgresql")
 @pytest.mark.parametrize(("own", "expected"), [(None, 1.0), (0.25, 0.25)])
 def test_a_sub_agent_ends_with_its_parent_and_is_trained_on_its_outcome(proxy, own, expected):
     parents = proxy.post("/groups").json()["sessions"]
@@ -89,6 +90,7 @@ def test_a_sub_agent_ends_with_its_parent_and_is_trained_on_its_outcome(proxy, o
     assert (of_sub.episode_id, of_sub.episode_return) == (parents[0]["session_id"], 1.0)
 
 
+@pytest.mark.long_on("postgresql")
 def test_the_client_opens_sub_sessions(proxy):
     with Client(proxy.url, "run-key", timeout_s=20) as client, client.session() as s:
         with s.child({"role": "search"}) as sub:

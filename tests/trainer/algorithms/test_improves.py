@@ -61,7 +61,7 @@ def test_the_expected_reward_rises(tiny_model: Path, world: World, preset: str) 
     models = make_models(tiny_model, config, world)
     optimizer = make_optimizer(models.policy, config)
     for _ in range(STEPS):
-        samples = make_samples(trajectories, config.algorithm, models, config.tokens_per_microbatch, world)
+        samples = make_samples(trajectories, config.algorithm, models, config.token_budget, world)
         update_policy(models.policy, optimizer, samples, 1, AGES, config, world, models.critic)
     trained = {name: full(p) for name, p in models.policy.lm.named_parameters()}
     plain.load_state_dict(trained, strict=False)

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from folders import KINDS, differing, save_kind
+from layouts import save
 from ranks import run_ranks
 from safetensors.torch import load_file, save_file
 from support import random_samples
@@ -42,7 +43,7 @@ def test_tied_weights_stay_one_parameter(tmp_path: Path, world: World) -> None:
     assert lm.get_output_embeddings().weight is lm.get_input_embeddings().weight
 
 
-@pytest.mark.parametrize(("ranks", "replicas"), [(2, 1), (4, 2)])
+@pytest.mark.parametrize(("ranks", "replicas"), [(2, 1), pytest.param(4, 2, marks=pytest.mark.long)])
 def test_each_of_two_shards_reads_its_half(tmp_path: Path, ranks: int, replicas: int) -> None:
     folders = [save_kind(kind, tmp_path / kind) for kind in KINDS]
     folders.append(save_kind("qwen2-tied", tmp_path / "files", dtype=torch.bfloat16, shard="20KB"))
@@ -76,6 +77,17 @@ def test_a_tensor_of_another_shape_is_named(tmp_path: Path, world: World) -> Non
     change(tmp_path, model__norm__weight=torch.zeros(7))
     with pytest.raises(ModelFolderError, match=r"model\.norm\.weight has shape \(7,\), the model has \(36,\)"):
         load_sharded(Policy, tmp_path, world.mesh)
+
+
+def test_a_mixture_with_narrow_experts_is_computed_expert_by_expert(tmp_path: Path, world: World) -> None:
+    """Rows of 10 numbers are no multiple of 16 bytes; of 24 they are."""
+    narrow, wide = (
+        load_sharded(Policy, save("mixture", tmp_path / str(size), moe_intermediate_size=size), world.mesh)
+        for size in (10, 24)
+    )
+    assert narrow.lm.config._experts_implementation == "eager"
+    assert wide.lm.config._experts_implementation == "grouped_mm"
+    assert not narrow.unpacked
 
 
 def test_a_tied_head_may_be_in_the_file_if_it_is_the_same(tmp_path: Path, world: World) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from folders import save_kind
+from layouts import save
 from safetensors.torch import load_file
 from support import AGES, random_samples
 
@@ -193,6 +194,16 @@ def test_a_critics_adapter_and_head_train(base: Path, world: World) -> None:
 def test_a_target_that_is_not_a_linear_layer_is_named(base: Path, world: World, target: str) -> None:
     with pytest.raises(UserError, match=f"LlamaForCausalLM has no linear layer {target}"):
         load_sharded(Policy, base, world.mesh, adapter=LoraConfig(rank=4, targets=["q_proj", target]))
+
+
+def test_experts_and_the_router_of_a_mixture_get_no_adapter(tmp_path: Path, world: World) -> None:
+    policy = load_sharded(Policy, save("mixture", tmp_path), world.mesh, adapter=LoraConfig(rank=2))
+    assert {name.rpartition(".lora_")[0].rpartition(".")[2] for name, _ in policy.trainable()} == {
+        "q_proj",
+        "k_proj",
+        "v_proj",
+        "o_proj",
+    }
 
 
 def test_all_linear_layers_except_the_head_get_an_adapter(base: Path, world: World) -> None:

@@ -26,6 +26,7 @@ from agentrl.trainer.models import mechanisms
 from agentrl.trainer.models.policy import Policy
 from agentrl.trainer.models.sharding import load_sharded
 from agentrl.trainer.packing import Sample, collate_share, make_units, plan
+from agentrl.trainer.recurrence import carrying
 
 PAGE = Path(__file__).parents[3] / "docs" / "trainer.md"
 TRAINED = [name for name, (how, *_) in FAMILIES.items() if how != REFUSED]
@@ -118,12 +119,12 @@ def test_the_documentation_lists_every_family_and_how_it_is_computed() -> None:
 def test_an_unknown_mechanism_is_found_by_comparing(
     name: str, dtype: torch.dtype, tmp_path: Path, world: World
 ) -> None:
-    with patch.object(mechanisms, "unpackable", lambda _: ""):
+    with patch.object(mechanisms, "unpackable", lambda _: ""), patch.object(carrying, "carry", lambda _: None):
         policy = load_sharded(Policy, save_family(name, tmp_path), world.mesh, dtype=dtype)
     assert re.search("off by|does not take packed sequences", policy.unpacked)
 
 
-@pytest.mark.parametrize("name", ["Llama", "Qwen3-MoE", "Gemma 3", "gpt-oss", "GPT-2"])
+@pytest.mark.parametrize("name", ["Llama", "Qwen3-MoE", "Gemma 3", "gpt-oss", "GPT-2", "Qwen3.5", "LFM2", "Mamba 2"])
 def test_rounding_to_bfloat16_does_not_make_a_model_unpackable(name: str, tmp_path: Path, world: World) -> None:
     assert not load_sharded(Policy, save_family(name, tmp_path), world.mesh, dtype=torch.bfloat16).unpacked
 
@@ -223,8 +224,11 @@ def attend(arguments: dict[str, Any], *, changed: bool = False) -> Tensor:
 # -- on several ranks ------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_two_ranks_decide_alike_and_compute_the_same_step_as_one(tmp_path: Path, world: World) -> None:
-    folders = [save_family(name, tmp_path / name) for name in ("gpt-oss", "Gemma 2, no cap of logits", "LFM2")]
+    folders = [
+        save_family(name, tmp_path / name) for name in ("gpt-oss", "Gemma 2, no cap of logits", "LFM2", "Qwen3.5")
+    ]
     alone = steps(folders, world)
     run_ranks("rank_families.py", 2, tmp_path / "out.json", *folders)
     both = json.loads((tmp_path / "out.json").read_text())

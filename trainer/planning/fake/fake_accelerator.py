@@ -30,6 +30,7 @@ from torch.utils._pytree import tree_any, tree_leaves
 from agentrl.errors import MisplacedTensor
 from agentrl.trainer import distributed
 from agentrl.trainer.distributed import World
+from agentrl.trainer.parallel.mesh import make_mesh
 from agentrl.trainer.planning.fake import flash_kernel
 from agentrl.trainer.planning.fake.device_guard import load_guard
 from agentrl.trainer.planning.fake.fake_values import FakeValues
@@ -188,14 +189,16 @@ def _replaced(owner: Any, name: str, function: Any) -> Iterator[None]:
 
 
 @contextmanager
-def fake_world(ranks: int = 1, replicas: int = 1, tensor: int = 1, rank: int = 0) -> Iterator[World]:
+def fake_world(
+    ranks: int = 1, replicas: int = 1, tensor: int = 1, rank: int = 0, *, context: int = 1, experts: int = 1
+) -> Iterator[World]:
     """The world of one of `ranks` ranks, each with a fake accelerator, until the block ends. No group may be open."""
     device = register()
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
     dist.init_process_group("fake_gpu", store=FakeStore(), rank=rank, world_size=ranks)
     try:
-        mesh = distributed._mesh(NAME, ranks, replicas, tensor)
+        mesh = make_mesh(NAME, ranks, replicas=replicas, tensor=tensor, context=context, experts=experts)
         yield World(rank, ranks, device, mesh, dist.new_group(backend="fake_gpu"))
     finally:
         dist.destroy_process_group()

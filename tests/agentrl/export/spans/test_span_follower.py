@@ -83,6 +83,7 @@ def test_failed_sessions_say_so(played: History, receiver: SpanReceiver, export_
         assert session["error"] == session["error.type"] == session["agentrl.session.status"] == "failed"
 
 
+@pytest.mark.long_on("postgresql")
 def test_an_outage_loses_nothing_and_is_logged_rarely(
     played: History, receiver: SpanReceiver, export_to: Make, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -102,6 +103,7 @@ def test_an_outage_loses_nothing_and_is_logged_rarely(
     assert max(receiver.counted().values()) == 1
 
 
+@pytest.mark.long_on("postgresql")
 def test_what_was_sent_before_the_outage_is_not_sent_again(
     played: History, receiver: SpanReceiver, export_to: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -100,6 +100,7 @@ create_run(load_config(Path(sys.argv[1])), "key", show)
 """
 
 
+@pytest.mark.long_on("postgresql")
 def test_after_kill_9_the_rest_is_stored_and_the_order_is_the_same(
     folder: Path, database_url: str, empty_database_url: str
 ) -> None:
@@ -110,7 +111,7 @@ def test_after_kill_9_the_rest_is_stored_and_the_order_is_the_same(
     file = folder / "c.yaml"
     file.write_text(config.model_dump_json())
     chance = random.Random(4)
-    for _ in range(3):
+    for _ in range(2):
         process = subprocess.Popen(
             [sys.executable, "-c", KILLED, str(file)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
@@ -125,6 +126,7 @@ def test_after_kill_9_the_rest_is_stored_and_the_order_is_the_same(
     assert len(set(want[:ROWS])) > ROWS // 2
 
 
+@pytest.mark.long_on("postgresql")
 def test_two_processes_store_the_same_tasks_once(folder: Path, database_url: str) -> None:
     config = config_of(folder, database_url)
     database = Database(database_url)
@@ -244,6 +246,7 @@ async def test_the_rest_is_stored_beside_the_run_and_a_cancelled_one_later(
     database.close()
 
 
+@pytest.mark.long_on("postgresql")
 async def test_a_source_without_end_is_stored_ahead_of_the_run_and_goes_on_where_it_stopped(
     folder: Path, database_url: str, endless: str
 ) -> None:
@@ -301,6 +304,7 @@ def test_a_source_that_is_smaller_and_one_without_bound_are_stored_wholly(
     assert (seen[-1].stored, seen[-1].complete, any(one.waits for one in seen)) == (ROWS + 2 * BLOCK, True, False)
 
 
+@pytest.mark.long_on("postgresql")
 def test_a_large_source_with_an_end_waits_beside_a_run_but_is_created_wholly(
     folder: Path, database_url: str, endless: str
 ) -> None:

@@ -5,13 +5,10 @@ from __future__ import annotations
 import pytest
 
 from .contracted import Contracted
-from .registered import RENDERERS
-
-PARAMS = [pytest.param(name, marks=[pytest.mark.long] if "its vocabulary" in name else []) for name in RENDERERS]
-"""Renderers with a real vocabulary of 150,000 tokens are slow."""
+from .registered import RENDERERS, params
 
 
-@pytest.fixture(scope="session", params=PARAMS)
+@pytest.fixture(scope="session", params=params(RENDERERS))
 def contracted(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Contracted:
     """Each renderer in turn."""
     if request.param not in _BUILT:

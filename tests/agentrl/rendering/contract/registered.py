@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -108,3 +108,8 @@ TEMPLATED = [name for name in RENDERERS if name.removesuffix(" (synthetic)") not
 """Those whose model folder has a chat template."""
 TEMPLATED_WITH_TOOLS = [name for name in TEMPLATED if not name.startswith("chatml")]
 """Those whose chat template writes tools and calls."""
+
+
+def params(names: Iterable[str]) -> list[Any]:
+    """Parameters of a test: renderers with a real vocabulary of 150,000 tokens are slow to make, so they are long."""
+    return [pytest.param(name, marks=pytest.mark.long) if "its vocabulary" in name else name for name in names]

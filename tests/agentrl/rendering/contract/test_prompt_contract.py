@@ -15,7 +15,7 @@ from ..conftest import call
 from ..family_models import TOOLS
 from .contracted import Contracted
 from .drawn_replies import HISTORY, calc
-from .registered import RENDERERS, TEMPLATED, TEMPLATED_WITH_TOOLS
+from .registered import RENDERERS, TEMPLATED, TEMPLATED_WITH_TOOLS, params
 
 TALKS: dict[str, list[dict[str, Any]]] = {
     "question": [{"role": "user", "content": "What is 12 plus 35?"}],
@@ -49,14 +49,14 @@ def check_template(contracted: Contracted, messages: list[dict[str, Any]], tools
 
 
 @pytest.mark.parametrize("messages", TALKS.values(), ids=TALKS)
-@pytest.mark.parametrize("contracted", TEMPLATED, indirect=True)
+@pytest.mark.parametrize("contracted", params(TEMPLATED), indirect=True)
 def test_a_prompt_equals_the_chat_template(contracted: Contracted, messages: list[dict[str, Any]]) -> None:
     check_template(contracted, messages, None)
 
 
 @pytest.mark.parametrize("messages", [HISTORY, CALLED], ids=["text", "calls"])
 @pytest.mark.parametrize("tools", [None, TOOLS[:1]], ids=["without", "with"])
-@pytest.mark.parametrize("contracted", TEMPLATED_WITH_TOOLS, indirect=True)
+@pytest.mark.parametrize("contracted", params(TEMPLATED_WITH_TOOLS), indirect=True)
 def test_a_prompt_with_tools_equals_the_chat_template(
     contracted: Contracted, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None
 ) -> None:

@@ -124,7 +124,8 @@ async def test_results_arrive_whole_and_episodes_spread_over_processes(pool: Age
 
 
 @pytest.mark.parametrize(
-    ("kind", "error"), [("raise", "ValueError: no luck"), ("wrong", "an agent must return a number")]
+    ("kind", "error"),
+    [("raise", "ValueError: no luck"), pytest.param("wrong", "an agent must return a number", marks=pytest.mark.long)],
 )
 async def test_an_agent_that_fails_is_told_by_its_own_error(pool: AgentPool, kind: str, error: str) -> None:
     with pytest.raises(AgentFailed, match=error):
@@ -181,6 +182,7 @@ async def test_episodes_go_to_the_processes_that_answer(
     await asyncio.wait([*busy, *more])
 
 
+@pytest.mark.long
 @pytest.mark.skipif(sys.platform != "linux", reason="Linux has such a priority")
 async def test_a_process_that_computes_without_end_runs_only_when_a_processor_is_free(tmp_path: Path) -> None:
     async with pool_of(1) as pool:
@@ -208,7 +210,7 @@ async def test_when_every_process_is_blocked_others_are_started(
         await blocked
 
 
-@pytest.mark.parametrize("kind", ["block", "stubborn"])
+@pytest.mark.parametrize("kind", ["block", pytest.param("stubborn", marks=pytest.mark.long)])
 async def test_an_episode_that_ignores_its_end_is_killed_with_its_process(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
@@ -276,6 +278,7 @@ async def test_nothing_is_left_behind(tmp_path: Path) -> None:
     assert not any(psutil.pid_exists(one) for one in pids)
 
 
+@pytest.mark.long
 @pytest.mark.skipif(sys.platform != "linux", reason="children are forked on Linux only")
 async def test_a_process_that_has_used_an_sdk_once_can_be_forked(tmp_path: Path) -> None:
     """A call that left a thread would make each process import everything by itself."""

@@ -103,10 +103,10 @@ async def test_a_plain_function_may_run_an_event_loop_of_its_own() -> None:
     ("kind", "message"),
     [
         ("segfault", "signal 11"),
-        ("exit", "exit status 7"),
+        pytest.param("exit", "exit status 7", marks=pytest.mark.long),
         ("raise", "KeyError: 'no such key'"),
-        ("nan", "returned nan"),
-        ("huge", "MemoryError"),
+        pytest.param("nan", "returned nan", marks=pytest.mark.long),
+        pytest.param("huge", "MemoryError", marks=pytest.mark.long),
     ],
 )
 async def test_a_failed_call_says_why_and_the_next_one_succeeds(kind: str, message: str) -> None:
@@ -147,6 +147,7 @@ async def test_the_loop_goes_on_while_a_function_spins() -> None:
             await spinning
 
 
+@pytest.mark.long
 async def test_a_process_that_leaks_is_replaced() -> None:
     async with pool("leaky", processes=1, memory_mb=300) as rewards:
         pids = [await values(rewards, "x") for _ in range(3)]

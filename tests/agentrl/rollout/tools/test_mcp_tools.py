@@ -97,6 +97,7 @@ async def test_a_shared_server_serves_all_episodes_and_starts_again(model: Any, 
     assert is_gone(third[1])
 
 
+@pytest.mark.long
 async def test_a_cancelled_episode_ends_its_server(model: Any, extra: Any) -> None:
     model.says([("pid", {})], [("wait", {})])
     pids: list[str] = []
@@ -168,6 +169,7 @@ async def test_a_server_over_http(
     assert said(1)[1] == "error: Error executing tool fail: not today"
 
 
+@pytest.mark.long
 def test_a_killed_worker_leaves_no_server(tmp_path: Path) -> None:
     program = f"""
         import asyncio

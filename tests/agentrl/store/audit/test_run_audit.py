@@ -186,6 +186,7 @@ def test_a_healthy_run_has_no_violation(healthy: Healthy) -> None:
 CASES: dict[str, dict[str, list[str]]] = yaml.safe_load(Path(__file__).with_name("violations.yaml").read_text())
 
 
+@pytest.mark.long_on("postgresql")
 @pytest.mark.parametrize("name", CASES)
 def test_the_audit_names_each_violation_and_no_other(healthy: Healthy, name: str) -> None:
     case = CASES[name]
@@ -211,6 +212,7 @@ def test_small_pages_find_the_same_violations(healthy: Healthy, monkeypatch: pyt
     ]
 
 
+@pytest.mark.long_on("postgresql")
 @pytest.mark.parametrize("named", [True, False])
 def test_the_command_checks_one_run_or_all_and_says_so_by_its_status(
     databases: Databases, database_kind: str, named: bool

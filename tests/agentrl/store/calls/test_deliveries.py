@@ -193,6 +193,7 @@ class Retries(RuleBasedStateMachine):
             assert found == {call_id: a.delivery for a in self.answers for call_id in a.ids}
 
 
+@pytest.mark.long_on("postgresql")
 @pytest.mark.searches
 def test_retries_get_the_answer_that_a_model_of_clients_predicts(fast_db: Database) -> None:
     with fast_db.write() as conn:

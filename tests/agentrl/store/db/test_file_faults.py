@@ -187,7 +187,9 @@ def test_a_file_size_limit_is_reported_and_loses_nothing(sqlite: Database):
     assert sqlite.integrity() == []
 
 
-@pytest.mark.parametrize("part", [0.0, 0.01, 0.5, 0.99])
+@pytest.mark.parametrize(
+    "part", [0.0, pytest.param(0.01, marks=pytest.mark.long), pytest.param(0.5, marks=pytest.mark.long), 0.99]
+)
 def test_a_truncated_store_is_not_opened(databases, part: float):
     with databases.lent("sqlite") as url:
         db = Database(url)

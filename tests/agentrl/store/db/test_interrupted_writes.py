@@ -46,7 +46,7 @@ for name in range(4):
 """
 
 
-@pytest.mark.parametrize("after", [1, 200])
+@pytest.mark.parametrize("after", [1, pytest.param(200, marks=pytest.mark.long)])
 def test_kill_9_loses_nothing_that_was_acknowledged(db: Database, run_id: str, after: int):
     child = subprocess.Popen(
         [sys.executable, "-c", WRITER, db.url, run_id, str(Path(__file__).parent)],

@@ -63,7 +63,7 @@ def fragile(server: Cluster) -> Iterator[Database]:
         conn.execute("DROP DATABASE fragile WITH (FORCE)")
 
 
-@pytest.mark.parametrize("mode", ["immediate", "fast"])
+@pytest.mark.parametrize("mode", ["immediate", pytest.param("fast", marks=pytest.mark.long)])
 def test_a_server_restart_neither_loses_nor_duplicates_writes(server: Cluster, fragile: Database, mode: str):
     run_id = new_run(fragile)
     acknowledged: set[str] = set()

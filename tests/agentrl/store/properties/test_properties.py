@@ -175,6 +175,7 @@ class StoreMachine(SessionRules, CallRules, RewardRules, TrainerRules):
         assert not any(g.waits for g in self.model.groups)
 
 
+@pytest.mark.long_on("postgresql")
 @pytest.mark.searches
 def test_the_store_agrees_with_a_simple_model(fast_db: Database, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock()

@@ -37,6 +37,7 @@ def test_the_sub_agents_of_each_root_are_limited_over_all_levels(db, run_id, lim
     child(db, second, bounded)
 
 
+@pytest.mark.long_on("postgresql")
 @pytest.mark.parametrize("shape", ["deep", "wide"])
 def test_the_default_limits_admit_8_levels_and_256_sub_agents(db, run_id, limits, shape):
     (root, _) = open_group(db, run_id, limits).session_ids

@@ -105,6 +105,7 @@ def by_hand(cursors: int) -> tuple[list[tuple[int, int]], list[tuple[int, int, f
     return turns, skips
 
 
+@pytest.mark.long_on("postgresql")
 def test_the_order_follows_from_the_seed_and_the_recorded_rewards(db, limits):
     run_id = new_run(db)
     play(db, run_id, limits, PASSES * TASKS)
@@ -133,12 +134,13 @@ while True:
 """
 
 
+@pytest.mark.long_on("postgresql")
 def test_after_kill_9_the_order_is_that_without_a_kill(db, database_url, limits):
     end = 5 * TASKS
     whole, killed = new_run(db, "whole"), new_run(db, "killed")
     play(db, whole, limits, end)
     folders = [str(HERE.parent), str(HERE.parents[1]), str(HERE.parents[3])]
-    for lines in (12, 5, 4):
+    for lines in (14, 5):
         line = [sys.executable, "-c", KILLED, database_url, killed, repr(limits), *folders]
         process = subprocess.Popen(line, stdout=subprocess.PIPE, text=True)
         for _ in range(lines):
@@ -172,6 +174,7 @@ def test_a_task_whose_groups_have_not_ended_is_not_skipped(db, limits):
     assert skipped(db, run_id) == []
 
 
+@pytest.mark.long_on("postgresql")
 def test_only_the_last_groups_count(db, limits):
     run_id = new_run(db)
     of_task = []
@@ -185,6 +188,7 @@ def test_only_the_last_groups_count(db, limits):
     assert of_task == [0.0, 0.5, 1.0]
 
 
+@pytest.mark.long_on("postgresql")
 def test_one_admission_skips_a_bounded_number_of_tasks(db, limits, monkeypatch):
     monkeypatch.setattr(task_skips, "MOST_AT_ONCE", 3)
     run_id = new_run(db)
@@ -199,6 +203,7 @@ def test_one_admission_skips_a_bounded_number_of_tasks(db, limits, monkeypatch):
     assert audited(db, run_id) == []
 
 
+@pytest.mark.long_on("postgresql")
 def test_a_refused_start_skips_nothing(db, limits):
     with db.write() as conn:
         sources = [NewSource(name="a"), NewSource(name="b", block=4)]
@@ -224,6 +229,7 @@ def test_a_refused_start_skips_nothing(db, limits):
     assert audited(db, run_id) == []
 
 
+@pytest.mark.long_on("postgresql")
 def test_the_audit_finds_wrong_skips(db, limits):
     run_id = new_run(db)
     play(db, run_id, limits, 3 * TASKS)

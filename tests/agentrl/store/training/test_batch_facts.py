@@ -49,8 +49,8 @@ def test_a_sessions_rewards_are_summed_by_name_and_the_newest_counts(db, run_id,
         ({"data_source": "products"}, "products"),
         ({"source": 3, "data_source": "text only"}, "text only"),
         ({"source": {"name": "nested"}}, None),
-        ({"source": ""}, None),
-        ({}, None),
+        pytest.param({"source": ""}, None, marks=pytest.mark.long),
+        pytest.param({}, None, marks=pytest.mark.long),
     ],
 )
 def test_a_tasks_source_is_text(db, run_id, limits, data, source):

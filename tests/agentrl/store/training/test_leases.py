@@ -48,6 +48,7 @@ def states(db, table=trajectories):
         return Counter(conn.execute(select(table.c.state)).scalars())
 
 
+@pytest.mark.long_on("sqlite")
 def test_no_two_claims_hold_the_same_trajectory(db, database_url, run_id, roomy):
     """Eight leasers with connections of their own, more asking than there is, and steps of their own to write to."""
     for _ in range(3 * LEASERS):
@@ -99,6 +100,7 @@ def test_no_two_claims_hold_the_same_trajectory(db, database_url, run_id, roomy)
             assert set(conn.execute(of_step).scalars()) == set(mine)
 
 
+@pytest.mark.long_on("sqlite")
 def test_trainers_of_one_epoch_that_ask_for_one_step_get_one_lease(db, run_id, limits):
     for _ in range(4):
         group(db, run_id, limits)
@@ -108,6 +110,7 @@ def test_trainers_of_one_epoch_that_ask_for_one_step_get_one_lease(db, run_id, l
     assert states(db) == {"leased": 4, "ready": 4}
 
 
+@pytest.mark.long_on("sqlite")
 def test_old_and_new_epochs_that_race_leave_one_lease_of_the_newest(db, run_id, limits):
     for _ in range(4):
         group(db, run_id, limits)
@@ -131,6 +134,7 @@ def test_old_and_new_epochs_that_race_leave_one_lease_of_the_newest(db, run_id, 
     assert (step.id, step.epoch) == (batch.step_id, newest)
 
 
+@pytest.mark.long_on("sqlite")
 def test_a_reward_is_in_the_batch_or_is_not_applied(db, run_id, roomy):
     """Four at once try to get a last reward into a group while it is leased."""
     epoch = begin(db, run_id)
@@ -198,6 +202,7 @@ def test_the_stale_policy_decides_which_token_makes_a_trajectory_young(policy, v
 # -- groups that teach nothing -------------------------------------------------------------------------------------
 
 
+@pytest.mark.long_on("postgresql")
 def test_tied_groups_are_passed_over_and_give_their_place_back(db, run_id, roomy):
     tied = [group(db, run_id, roomy, values=values) for values in [(0.5, 0.5), (-1.0, -1.0), (0.0, 0.0, 0.0)]]
     wanted = group(db, run_id, roomy, values=(0.0, 1.0))
@@ -245,6 +250,7 @@ def test_tied_groups_are_trained_unless_it_is_asked_for(db, run_id, roomy):
     assert len(batch.trajectories) == 4
 
 
+@pytest.mark.long_on("postgresql")
 def test_a_group_that_is_too_old_is_not_called_tied(db, run_id, roomy):
     epoch = begin(db, run_id)
     for step in (1, 2):

@@ -41,6 +41,7 @@ def test_a_repeated_key_gets_the_first_answer(db, session_id):
         assert returns.applied(conn, [session_id])[session_id].session == 0.2
 
 
+@pytest.mark.long_on("postgresql")
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, 1.7e308, -1.0001e6])
 def test_values_must_be_finite_and_within_the_bound(db, session_id, limits, value):
     with (

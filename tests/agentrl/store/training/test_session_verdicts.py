@@ -40,6 +40,7 @@ def rows(db, session_id):
         return [(row.state, row.reason, row.trainable_tokens) for row in found]
 
 
+@pytest.mark.long_on("postgresql")
 def test_only_the_ranges_of_the_verdict_enter_the_loss(db, run_id, limits):
     (chosen, _, _), _ = play(db, run_id, limits, lambda first, second: Verdict(ranges={second: [(1, 2)]}), everything)
     group(db, run_id, limits)

@@ -64,6 +64,7 @@ def test_too_old_groups_become_stale_and_give_their_place_back(db, run_id, limit
         assert runs.state_counts(conn, run_id)["trajectories"] == {"trained": 8, "stale": 2}
 
 
+@pytest.mark.long_on("postgresql")
 def test_completing_with_other_trajectories_is_refused(db, run_id, limits):
     group(db, run_id, limits)
     group(db, run_id, limits)

@@ -51,6 +51,7 @@ def test_an_overtaken_trainer_keeps_nothing(db: Database) -> None:
         keep(history, *some(history, 1))
 
 
+@pytest.mark.long_on("postgresql")
 def test_the_facts_of_a_token_are_at_its_place(db: Database) -> None:
     history = History(db, seed=3)
     history.train(1)
@@ -69,6 +70,7 @@ def test_the_facts_of_a_token_are_at_its_place(db: Database) -> None:
             assert np.isnan(row[name][~measured]).all()
 
 
+@pytest.mark.long_on("postgresql")
 def test_rows_without_masked_outputs_are_read(db: Database) -> None:
     """Rows of older versions have the table of loss tokens alone."""
     history = History(db, seed=3)

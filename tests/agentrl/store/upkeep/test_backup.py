@@ -86,6 +86,7 @@ def restored(databases, database_kind, tmp_path):
         databases.drop(url)
 
 
+@pytest.mark.long_on("postgresql")
 def test_a_backup_under_writes_is_a_prefix_with_everything_that_was_acknowledged(
     db, writer, restored, tmp_path, monkeypatch
 ) -> None:
@@ -122,6 +123,7 @@ def test_a_run_continues_on_its_backup(db, restored, tmp_path) -> None:
     assert len(history.db.query(steps.of_run, history.run_id)) == 3
 
 
+@pytest.mark.long_on("postgresql")
 def test_an_existing_file_is_replaced_only_with_force(db, restored, tmp_path) -> None:
     target = tmp_path / "copy"
     target.write_text("precious")

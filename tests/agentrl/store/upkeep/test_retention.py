@@ -54,6 +54,7 @@ def row_counts(db) -> dict[str, int]:
         }
 
 
+@pytest.mark.long_on("postgresql")
 def test_groups_that_never_trained_are_removed_with_all_their_rows(db) -> None:
     history = History(db, seed=3)
     history.train(2)
@@ -124,6 +125,7 @@ def test_ready_running_and_other_runs_groups_stay(db) -> None:
     assert group_states(other) == {others.group_id: "rejected"}
 
 
+@pytest.mark.long_on("postgresql")
 def test_trajectories_of_a_rolled_back_step_stay_even_when_stale(db) -> None:
     history = History(db, seed=5)
     history.train(3)
@@ -144,6 +146,7 @@ def test_trajectories_of_a_rolled_back_step_stay_even_when_stale(db) -> None:
     assert violations(db, history.run_id) == []
 
 
+@pytest.mark.long_on("postgresql")
 def test_the_first_and_the_newest_evaluation_stay(db) -> None:
     history = History(db)
 
@@ -195,6 +198,7 @@ def test_old_events_and_heartbeats_are_removed_except_those_of_the_run_time(db) 
         assert list(conn.execute(select(heartbeats.c.name)).scalars()) == ["new"]
 
 
+@pytest.mark.long_on("postgresql")
 def test_a_late_reward_of_a_pruned_session_is_refused(db) -> None:
     history = History(db)
     gone = history.rejected()
@@ -204,6 +208,7 @@ def test_a_late_reward_of_a_pruned_session_is_refused(db) -> None:
     assert refused.value.status == 404
 
 
+@pytest.mark.long_on("postgresql")
 def test_the_bound_for_the_newest_steps_is_their_start(db) -> None:
     history = History(db)
     history.train(3)
@@ -214,6 +219,7 @@ def test_the_bound_for_the_newest_steps_is_their_start(db) -> None:
     assert db.query(retention.cut_before_steps, history.run_id, 0) >= lineage[2].started_at
 
 
+@pytest.mark.long_on("postgresql")
 def test_pruning_during_the_run_keeps_counters_equal_to_rows(db, database_url, monkeypatch) -> None:
     monkeypatch.setattr(prunable_rows, "PAGE_GROUPS", 2)
     history = History(db, seed=6)
@@ -250,7 +256,7 @@ def test_pruning_during_the_run_keeps_counters_equal_to_rows(db, database_url, m
     assert_replays(history)
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.long) for seed in range(1, 8))])
 def test_a_random_history_replays_after_any_prune(db, seed) -> None:
     """Groups of every fate, steps, roll-backs and prunes in any order."""
     history = History(db, seed=100 + seed)

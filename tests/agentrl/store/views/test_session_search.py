@@ -88,7 +88,17 @@ def test_pages_follow_each_other_without_gaps(history: History, monkeypatch: pyt
         assert seen == whole, wanted
 
 
-@pytest.mark.parametrize("words", ["Grüße aus KÖLN", "grüsse", "oslo", 'say "hi"\n\\o/', "50%_off", "語"])
+@pytest.mark.parametrize(
+    "words",
+    [
+        "Grüße aus KÖLN",
+        pytest.param("grüsse", marks=pytest.mark.long),
+        pytest.param("oslo", marks=pytest.mark.long),
+        'say "hi"\n\\o/',
+        "50%_off",
+        pytest.param("語", marks=pytest.mark.long),
+    ],
+)
 def test_text_is_found_in_prompts_answers_and_arguments_in_any_case(history: History, words: str) -> None:
     one, *_ = ids(history)
     text = {"grüsse": "viele GRÜSSE", "Grüße aus KÖLN": "grüße aus köln"}.get(words, words)
@@ -98,6 +108,7 @@ def test_text_is_found_in_prompts_answers_and_arguments_in_any_case(history: His
     assert row["hit"]["found"].lower() == words.lower()
 
 
+@pytest.mark.long_on("postgresql")
 def test_a_snippet_has_the_role_the_phrase_and_what_is_around_it(history: History) -> None:
     one = ids(history)[3]
     call_id = says(history, one, answer="x" * 200 + " needle " + "y" * 200)
@@ -117,6 +128,7 @@ def test_fields_that_are_not_text_are_not_searched(history: History) -> None:
         assert ids(history, text=name) == []
 
 
+@pytest.mark.long_on("postgresql")
 def test_shared_system_messages_are_searched(history: History) -> None:
     one = ids(history)[2]
     content = codec.Content.of([{"role": "system", "content": "You are a pirate."}])
@@ -127,6 +139,7 @@ def test_shared_system_messages_are_searched(history: History) -> None:
     assert (row["id"], row["hit"]["role"], row["hit"]["found"]) == (one, "system", "pirate")
 
 
+@pytest.mark.long_on("postgresql")
 def test_a_tool_is_found_by_its_whole_name(history: History) -> None:
     first, second, *_ = ids(history)
     says(history, first, answer="let me look", tool="web_search")
@@ -181,6 +194,7 @@ def test_evaluations_and_training_are_told_apart(history: History) -> None:
     assert ids(history, is_eval=True, low=-1e9) == ids(history, is_eval=True)
 
 
+@pytest.mark.long_on("postgresql")
 def test_a_search_out_of_time_goes_on_where_it_stopped(history: History) -> None:
     """Without any time left, each answer still looks at one session."""
     whole, seen, answers, before = ids(history), list[str](), 0, None
@@ -197,6 +211,7 @@ def test_a_search_out_of_time_goes_on_where_it_stopped(history: History) -> None
     assert len(seen) == len(set(seen))
 
 
+@pytest.mark.long_on("postgresql")
 def test_a_quick_filter_is_not_slowed_by_a_session_with_a_huge_line(history: History) -> None:
     one = ids(history)[1]
     says(history, one, answer="z" * 10_000_000 + "needle")

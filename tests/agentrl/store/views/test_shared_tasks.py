@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from statistics import fmean
 
+import pytest
 from history import History
 from sqlalchemy import select, update
 
@@ -52,6 +53,7 @@ def test_means_are_of_sessions_and_the_largest_difference_is_first(db: Database)
     assert db.query(shared_tasks.of_runs, [run.run_id for run in runs], 1) == (n, rows[:1])
 
 
+@pytest.mark.long_on("postgresql")
 def test_a_task_at_another_position_is_the_same_task(db: Database) -> None:
     runs = two(db)
     before = db.query(shared_tasks.of_runs, [run.run_id for run in runs])
@@ -61,6 +63,7 @@ def test_a_task_at_another_position_is_the_same_task(db: Database) -> None:
     assert db.query(shared_tasks.of_runs, [run.run_id for run in runs]) == before
 
 
+@pytest.mark.long_on("postgresql")
 def test_other_data_is_another_task(db: Database) -> None:
     runs = two(db)
     with db.write() as conn:
@@ -68,6 +71,7 @@ def test_other_data_is_another_task(db: Database) -> None:
     assert db.query(shared_tasks.of_runs, [run.run_id for run in runs]) == (0, [])
 
 
+@pytest.mark.long_on("postgresql")
 def test_very_long_tasks_are_not_compared(db: Database) -> None:
     runs = two(db)
     with db.write() as conn:
@@ -75,6 +79,7 @@ def test_very_long_tasks_are_not_compared(db: Database) -> None:
     assert db.query(shared_tasks.of_runs, [run.run_id for run in runs]) == (0, [])
 
 
+@pytest.mark.long_on("postgresql")
 def test_a_run_without_groups_shares_none(db: Database) -> None:
     runs = *two(db), History(db, name="third")
     assert db.query(shared_tasks.of_runs, [run.run_id for run in runs]) == (0, [])

@@ -102,6 +102,7 @@ def finish(proxy: Any, sessions: Any, value: float = 1.0) -> None:
         assert proxy.post(f"/sessions/{one['session_id']}/end").status_code == 200
 
 
+@pytest.mark.long_on("postgresql")
 @pytest.mark.parametrize("database_kind", KINDS)
 @pytest.mark.parametrize("said", [None, "main"])
 def test_a_title_that_comes_before_the_agent_is_no_turn_of_it(proxy, said):

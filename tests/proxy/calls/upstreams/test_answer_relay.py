@@ -73,7 +73,15 @@ def test_streamed_bytes_are_relayed_however_they_are_cut(proxy, judge, size):
     assert len(upstream_calls(proxy, session)[0]["answer"]["events"]) == 4
 
 
-@pytest.mark.parametrize(("status", "headers"), [(400, {}), (404, {}), (429, {"Retry-After": "7"}), (500, {})])
+@pytest.mark.parametrize(
+    ("status", "headers"),
+    [
+        (400, {}),
+        pytest.param(404, {}, marks=pytest.mark.long),
+        (429, {"Retry-After": "7"}),
+        pytest.param(500, {}, marks=pytest.mark.long),
+    ],
+)
 @pytest.mark.parametrize("streamed", [False, True])
 def test_an_error_keeps_its_status_and_body(proxy, judge, status, headers, streamed):
     judge.answer = whole({"error": {"message": "no", "code": "odd"}}, status, headers)

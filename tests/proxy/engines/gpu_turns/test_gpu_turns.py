@@ -57,6 +57,7 @@ def told(proxy: Any, kind: str) -> list[Json]:
     return [event.data for event in proxy.database.query(events.of_run, proxy.run_id, kind)]
 
 
+@pytest.mark.long_on("postgresql")
 @pytest.mark.parametrize("database_kind", KINDS)
 def test_a_whole_cycle_holds_calls_and_continues_them_with_the_new_version(
     proxy, epoch, beside, until, weights, database_kind
@@ -109,6 +110,7 @@ def test_engines_return_to_the_runs_version_without_a_publish(proxy, epoch, besi
     assert reload(proxy, epoch).status_code == 200  # harmless
 
 
+@pytest.mark.long_on("postgresql")
 @pytest.mark.parametrize("database_kind", KINDS)
 def test_engines_return_when_the_trainer_is_killed(proxy, second, epoch, beside, until, database_kind):
     """Its lease is not renewed. Either replica ends the turn; one of them loads the run's version."""

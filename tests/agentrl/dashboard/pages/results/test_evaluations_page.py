@@ -60,6 +60,7 @@ def test_evaluations_are_listed_newest_first_with_their_intervals(db: Database) 
     assert "/ui/runs/test/evaluations?version=2" in links(html)
 
 
+@pytest.mark.long_on("postgresql")
 def test_the_largest_loss_comes_first(db: Database) -> None:
     history = History(db, seed=1)
     before = evaluate(history, [1.0, 0.0, 0.5, 1.0])
@@ -78,6 +79,7 @@ def test_the_largest_loss_comes_first(db: Database) -> None:
     assert next((row[0], row[4]) for row in back) == ("1", "-1")
 
 
+@pytest.mark.long_on("postgresql")
 def test_episodes_without_a_partner_come_last(db: Database) -> None:
     history = History(db, seed=1)
     evaluate(history, [1.0, 1.0])

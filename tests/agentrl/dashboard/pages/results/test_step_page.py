@@ -57,6 +57,7 @@ def test_groups_have_their_task_and_the_returns_of_their_episodes(history: Histo
     assert {"/ui/runs/test/steps/1", "/ui/runs/test/steps/3"} <= set(links(html))
 
 
+@pytest.mark.long_on("postgresql")
 def test_a_tied_group_is_marked(history: History, db: Database) -> None:
     group_id = history.batches[2].trajectories[0].group_id
     with db.write() as conn:
@@ -65,6 +66,7 @@ def test_a_tied_group_is_marked(history: History, db: Database) -> None:
     assert sorted(row[2] for row in rows) == ["trained", "trained tied"]
 
 
+@pytest.mark.long_on("postgresql")
 def test_trajectories_have_their_credit_and_lead_to_their_tokens(history: History, db: Database) -> None:
     html = page(db, "/runs/test/steps/2?order=advantage")
     rows = tables(html)[PATHS]
@@ -80,6 +82,7 @@ def test_trajectories_have_their_credit_and_lead_to_their_tokens(history: Histor
     assert "cannot be compared" in text(html)
 
 
+@pytest.mark.long_on("postgresql")
 def test_trajectories_that_engine_and_trainer_disagree_about_come_first(history: History, db: Database) -> None:
     batch = history.batches[2]
     trained = [tokens for tokens in batch.trajectories if tokens.loss_mask.any()]
@@ -129,6 +132,7 @@ def test_a_step_with_more_tokens_than_are_compared_says_so(
     assert f"{len(batch.trajectories) - 1} more trajectories were measured" in text(page(db, "/runs/test/steps/2"))
 
 
+@pytest.mark.long_on("postgresql")
 def test_another_discount_gives_the_returns_that_replay_gives(history: History, db: Database) -> None:
     html = page(db, "/runs/test/steps/3?discount=0.5")
     rows = tables(html)[CREDIT]
@@ -145,6 +149,7 @@ def test_another_discount_gives_the_returns_that_replay_gives(history: History, 
     assert all(row[1] == row[2] and row[3] == row[4] and row[6] == "" for row in same)
 
 
+@pytest.mark.long_on("postgresql")
 def test_a_group_leads_to_the_same_tasks_group_of_an_earlier_step(history: History, db: Database) -> None:
     with db.write() as conn:
         first, _ = conn.execute(select(groups.c.id).order_by(groups.c.cursor).limit(2)).scalars()
@@ -160,6 +165,7 @@ def test_a_group_leads_to_the_same_tasks_group_of_an_earlier_step(history: Histo
     assert "Side by side" in sides
 
 
+@pytest.mark.long_on("postgresql")
 def test_metrics_are_drawn(history: History, db: Database) -> None:
     metrics = {"off_policy/age_0": 0.25, "off_policy/age_1": 0.75, "time/train": 12.5, "entropy": 0.5, "odd": None}
     with db.write() as conn:
@@ -185,6 +191,7 @@ def test_a_step_that_is_leased_and_one_that_was_rolled_back(history: History, db
     assert len(tables(gone)[GROUPS]) == 2
 
 
+@pytest.mark.long_on("postgresql")
 def test_what_others_wrote_is_text(history: History, db: Database) -> None:
     with db.write() as conn:
         conn.execute(update(tasks).values(data={"prompt": HOSTILE, HOSTILE: HOSTILE}))
@@ -196,12 +203,24 @@ def test_what_others_wrote_is_text(history: History, db: Database) -> None:
     assert "{{ 7777 * 7777 }}" in html
 
 
-@pytest.mark.parametrize("name", ["7", "x", "-1", "99999999999999", "²", "%00"])
+@pytest.mark.long_on("sqlite")
+@pytest.mark.parametrize(
+    "name",
+    [
+        "7",
+        pytest.param("x", marks=pytest.mark.long),
+        pytest.param("-1", marks=pytest.mark.long),
+        "99999999999999",
+        pytest.param("²", marks=pytest.mark.long),
+        "%00",
+    ],
+)
 def test_an_unknown_step_is_not_found(history: History, db: Database, name: str) -> None:
     assert visit(db, f"/runs/test/steps/{name}").status_code == 404
     assert visit(db, f"/runs/test/steps/1?attempt={name}").status_code in (400, 404)
 
 
+@pytest.mark.long_on("postgresql")
 @pytest.mark.parametrize(
     ("query", "name"), [("discount=2", "discount"), ("discount=x", "discount"), ("order=x", "order")]
 )

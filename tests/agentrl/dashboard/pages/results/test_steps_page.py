@@ -15,6 +15,7 @@ from agentrl.store.tables import steps
 from agentrl.store.views.results import step_rows
 
 
+@pytest.mark.long_on("postgresql")
 def test_steps_are_listed_newest_first_with_their_figures(db: Database) -> None:
     history = History(db, seed=1)
     history.train(3)

@@ -49,6 +49,7 @@ def test_the_groups_of_a_task_are_listed_with_their_steps_and_returns(history: H
         assert f"/ui/runs/test/steps/{step}" in links(html)
 
 
+@pytest.mark.long_on("postgresql")
 def test_two_groups_are_shown_side_by_side_with_their_last_answers(history: History, db: Database) -> None:
     task_id, (new, old) = often(history)
     html = page(db, f"/runs/test/tasks/{task_id}?left={old}&right={new}")
@@ -61,6 +62,7 @@ def test_two_groups_are_shown_side_by_side_with_their_last_answers(history: Hist
             assert side.count("<pre ") == 2
 
 
+@pytest.mark.long_on("postgresql")
 def test_pages_of_groups_have_each_group_once(history: History, db: Database, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(task_groups, "PAGE", 1)
     task_id, ids = often(history)
@@ -90,6 +92,7 @@ def test_what_others_wrote_is_text(history: History, db: Database) -> None:
     assert html.count("{{ 7777 * 7777 }}") > 8
 
 
+@pytest.mark.long_on("postgresql")
 def test_an_unknown_task_or_one_of_another_run_is_not_found(history: History, db: Database) -> None:
     other = History(db, name="other")
     with db.read() as conn:
@@ -98,6 +101,7 @@ def test_an_unknown_task_or_one_of_another_run_is_not_found(history: History, db
         assert visit(db, f"/runs/test/tasks/{task_id}").status_code == 404
 
 
+@pytest.mark.long_on("postgresql")
 @pytest.mark.parametrize("query", ["left=nobody", "right=nobody", "before=x"])
 def test_a_bad_parameter_is_refused_by_name(history: History, db: Database, query: str) -> None:
     task_id, _ = often(history)

@@ -36,7 +36,7 @@ def test_a_call_begun_during_a_check_keeps_its_session_open(db, run_id, limits):
         assert session_lookup.get(conn, session_id).status == SessionStatus.OPEN
 
 
-@pytest.mark.parametrize(("shape", "n"), [("deep", 1050), ("wide", 300)])
+@pytest.mark.parametrize(("shape", "n"), [("deep", 1050), pytest.param("wide", 300, marks=pytest.mark.long)])
 @pytest.mark.parametrize("database_kind", KINDS[:1])
 def test_a_tree_of_an_older_version_is_swept_without_recursion_and_in_small_transactions(db, run_id, limits, shape, n):
     ids = old_tree(db, run_id, limits, [i if shape == "deep" else 0 for i in range(n)])

@@ -100,6 +100,7 @@ def test_a_start_after_that_is_refused_and_a_repeated_one_is_not(program):
     assert program.start("a") == first
 
 
+@pytest.mark.long_on("postgresql")
 def test_an_open_session_keeps_the_places_and_its_end_begins_the_wait(program):
     """One program plays its sessions one after the other, each longer than the time-out."""
     timeout_s = program.limits.session_timeout_s

@@ -19,6 +19,7 @@ from agentrl.store.tables import sessions as sessions_table
 from agentrl.store.training import rewards
 
 
+@pytest.mark.long_on("postgresql")
 def test_nothing_of_a_failed_session_s_sub_agents_is_trained(db, run_id, limits):
     """Also two levels below, and when they had ended well and were rewarded before."""
     (root, other) = open_group(db, run_id, limits).session_ids

@@ -51,7 +51,7 @@ def test_a_reward_of_the_parent_reaches_a_child_that_is_built_meanwhile(db, run_
     assert tuple(found) == ("ready", 1.0)
 
 
-@pytest.mark.parametrize("round_", range(5))
+@pytest.mark.parametrize("round_", [0, 1, *(pytest.param(round_, marks=pytest.mark.long) for round_ in range(2, 5))])
 def test_sessions_of_a_group_that_end_together_settle_it_once_without_a_deadlock(db, run_id, limits, round_):
     """Not repeated by anybody, so a deadlock would be an error here."""
     many = replace(limits, group_size=6)
@@ -72,6 +72,7 @@ def test_sessions_of_a_group_that_end_together_settle_it_once_without_a_deadlock
     assert counters(db, run_id) == (1, 0, 0)
 
 
+@pytest.mark.long_on("sqlite")
 def test_two_replicas_settle_the_sessions_of_groups_through_their_group_commits(db, database_url, run_id, limits):
     """Each commits many units at once, whose locks cross: deadlocks are repeated, and nothing happens twice."""
     many = replace(limits, group_size=8, groups_per_step=100)

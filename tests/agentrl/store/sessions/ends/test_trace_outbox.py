@@ -46,6 +46,7 @@ def test_claims_exclude_each_other_and_end(db, run_id, traced):
     assert db.query(trace_outbox.waiting, run_id) == 0
 
 
+@pytest.mark.long_on("sqlite")
 def test_senders_that_claim_at_once_get_different_sessions(db, run_id, traced, database_url):
     for _ in range(10):
         play.group(db, run_id, traced)

@@ -1,6 +1,6 @@
 """Run by ranks.py: PPO with a reference and a critic on fixed batches; rank 0 writes losses and gradients.
 
-rank_tensor.py OUT REPLICAS TENSOR FOLDER:KIND…
+rank_parallel.py OUT REPLICAS-TENSOR-CONTEXT-EXPERTS:FOLDER:KIND…
 """
 
 from __future__ import annotations
@@ -9,9 +9,9 @@ import sys
 from pathlib import Path
 
 import torch
+from layouts import Found, Layout
 from safetensors.torch import save_file
 from support import AGES, random_samples
-from torch import Tensor
 
 from agentrl.configs.trainer_config import LoraConfig, TrainerConfig
 from agentrl.domain.schemas import TrainedBatch
@@ -32,9 +32,9 @@ CONFIGS = {
     for name, settings in {
         "full": {"activation_checkpointing": True},
         "adapter": {"lora": LoraConfig(rank=3, alpha=6)},
+        "top": {"train_layers": 1, "keep_gathered": True},
     }.items()
 }
-Found = dict[str, Tensor]
 
 
 def updates(made: Models, optimizer: torch.optim.Optimizer, config: TrainerConfig, seed: int, world: World) -> Found:
@@ -50,7 +50,7 @@ def updates(made: Models, optimizer: torch.optim.Optimizer, config: TrainerConfi
         made.critic.optimizer.register_step_pre_hook(lambda *_: watch("critic", made.critic.critic)),
     ]
     trajectories = [s.tokens for s in random_samples(seed, groups=2, size=3)]
-    samples = make_samples(trajectories, config.algorithm, made, config.tokens_per_microbatch, world)
+    samples = make_samples(trajectories, config.algorithm, made, config.token_budget, world)
     metrics = update_policy(made.policy, optimizer, samples, 1, AGES, config, world, made.critic)
     for hook in hooks:
         hook.remove()
@@ -65,23 +65,29 @@ def start(folder: Path, config: TrainerConfig, world: World) -> tuple[Models, to
 
 
 def measured(folder: Path, kind: str, out: Path, world: World) -> Found:
-    """A step, a checkpoint of it in `out`, and the next step: what a run that goes on from there should make."""
-    config = CONFIGS[kind]
+    """A step; and for a kind with `+` a checkpoint of it in `out`, and the next step: what a run that goes on from
+    there should make.
+    """
+    config = CONFIGS[kind.rstrip("+")]
     made, optimizer = start(folder, config, world)
     found = {f"1/{name}": tensor for name, tensor in updates(made, optimizer, config, 1, world).items()}
+    if not kind.endswith("+"):
+        return found
     batch = TrainedBatch(step_id=kind, digest="d", estimator="ppo", wasted_tokens=0, trained=[])
     record = StepRecord(step=1, version=1, batch=batch, metrics={})
     checkpoint_writer.begin(out, record, run_models.parts(made, optimizer, config), world, wait=True).finish()
     return found | {f"2/{name}": tensor for name, tensor in updates(made, optimizer, config, 2, world).items()}
 
 
-def main(out: Path, replicas: int, tensor: int, cases: list[str]) -> None:
-    with join_world("cpu", threads=1, replicas=replicas, tensor_parallel=tensor) as world:
-        for folder, kind in ((Path(folder), kind) for folder, _, kind in (case.rpartition(":") for case in cases)):
-            found = measured(folder, kind, out / folder.name, world)
+def main(out: Path, cases: list[str]) -> None:
+    with join_world("cpu", threads=1) as world:
+        for layout, folder, kind in (case.split(":") for case in cases):
+            beside = out / layout / Path(folder).name
+            found = measured(Path(folder), kind, beside, Layout.read(layout).of(world))
             if world.leads:
-                save_file(found, out / folder.name / f"{kind}.safetensors")
+                beside.mkdir(parents=True, exist_ok=True)
+                save_file(found, beside / f"{kind}.safetensors")
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), sys.argv[4:])
+    main(Path(sys.argv[1]), sys.argv[2:])

@@ -1,0 +1,1 @@
+"""The experts that a mixture-of-experts model chooses for its tokens."""

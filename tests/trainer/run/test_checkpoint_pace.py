@@ -1,0 +1,61 @@
+"""How often `checkpoint_every: auto` writes a checkpoint."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agentrl.trainer.run.checkpoint_pace import MOST, SHARE, CheckpointPace
+
+SECONDS = st.floats(0.001, 10_000)
+
+
+def ran(pace: CheckpointPace, step_s: list[float], write_s: float) -> list[int]:
+    """The steps with a checkpoint, each written in `write_s`."""
+    due = []
+    for number, taken_s in enumerate(step_s, 1):
+        if pace.stepped(number, taken_s):
+            due.append(number)
+            pace.begun()
+            pace.written(write_s)
+    return due
+
+
+@given(st.lists(SECONDS, min_size=1, max_size=300), SECONDS)
+def test_writing_takes_a_bounded_share_and_no_stretch_is_long(step_s: list[float], write_s: float) -> None:
+    due = ran(CheckpointPace("auto"), step_s, write_s)
+    assert due[0] == 1
+    for before, after in pairwise(due):
+        between_s = sum(step_s[before:after])
+        assert after - before <= MOST
+        assert write_s <= SHARE * between_s * (1 + 1e-9) or after - before == MOST
+        assert after - before == 1 or sum(step_s[before : after - 1]) < write_s / SHARE
+
+
+def test_a_number_is_a_number_of_steps() -> None:
+    assert ran(CheckpointPace(3), [1.0] * 9, 1e9) == [3, 6, 9]
+
+
+def test_a_run_waits_for_checkpoints_that_every_step_leaves() -> None:
+    cheap, dear = CheckpointPace("auto", write_s=0.01), CheckpointPace("auto", write_s=1.0)
+    assert cheap.stepped(1, 1.0)
+    assert cheap.waits
+    assert not dear.stepped(1, 10.0)
+    assert dear.stepped(2, 10.0)
+    assert not dear.waits
+    first = CheckpointPace("auto")
+    assert first.stepped(1, 1.0)
+    assert first.waits
+    assert CheckpointPace(1).waits
+    assert not CheckpointPace(2).waits
+
+
+def test_a_slow_write_is_known_when_it_is_done() -> None:
+    pace = CheckpointPace("auto", write_s=1.0)
+    assert pace.stepped(1, 20.0)
+    pace.begun()
+    assert not pace.stepped(2, 10.0)
+    pace.written(0.4)
+    assert pace.stepped(3, 1.0)

@@ -1,0 +1,1 @@
+"""Modules of transformers' models, computed by PyTorch's fused kernels."""
