@@ -5,7 +5,7 @@ P: distinct predictions of a microbatch's loss tokens, M: such tokens of it, E: 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Self
 
 import numpy as np
@@ -26,6 +26,7 @@ class MaskedOutputs:
     temperatures_E: Tensor  # float32
     predictions_M: Tensor  # int64, the prediction of each token: one of P, or P + one of E
     trajectories_M: Tensor  # int64, its trajectory, as `Microbatch.trajectories_S`
+    sources: Places  # (E,) sources_E on the host
 
     @classmethod
     def of(cls, further: Keys, predictions: Places, trajectories: Places) -> Self:
@@ -36,11 +37,15 @@ class MaskedOutputs:
             torch.from_numpy(further[:, 2].astype(np.float32)),
             torch.from_numpy(predictions),
             torch.from_numpy(trajectories),
+            further[:, 0].astype(np.int64),
         )
 
     def to(self, device: torch.device) -> MaskedOutputs:
         """The same tokens on `device`."""
-        return MaskedOutputs(*(on_device(getattr(self, name), device) for name in self.__slots__))
+        moved: dict[str, Any] = {
+            n: on_device(x, device) for n in self.__slots__ if isinstance(x := getattr(self, n), Tensor)
+        }
+        return replace(self, **moved)
 
 
 @dataclass(frozen=True, slots=True)

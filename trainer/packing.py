@@ -69,6 +69,7 @@ class Microbatch:
     positions_N: Tensor  # int64, depth in the tree
     tree: Tree  # which tokens attend to which
     sources_P: Tensor  # int64, the node whose hidden state predicts
+    sources: Places  # (P,) the same on the host
     targets_P: Tensor  # int64, the token predicted
     temperatures_P: Tensor  # float32
     predictions_S: Tensor  # int64, the prediction of each loss token (several samples may share one)
@@ -210,6 +211,7 @@ def _microbatch(tree: PrefixTree, samples: Sequence[Sample], lengths: tuple[int,
         positions_N=torch.from_numpy(tree.positions.astype(np.int64)),
         tree=Tree(tree.ends, tree.positions),
         sources_P=torch.from_numpy(distinct[:, 0].astype(np.int64)),
+        sources=distinct[:, 0].astype(np.int64),
         targets_P=torch.from_numpy(distinct[:, 1].astype(np.int64)),
         temperatures_P=torch.from_numpy(distinct[:, 2].astype(np.float32)),
         predictions_S=torch.from_numpy(places[:tokens]),

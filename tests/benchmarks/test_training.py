@@ -72,7 +72,6 @@ def test_tokens_and_padding_are_counted() -> None:
     counts = count(make_samples(shared, 259), 2, 1000)
     assert (counts.tokens, counts.padded, counts.loss_tokens) == (2 * 3 * 14, 2 * 3 * 14, 2 * 3 * 4)
     assert counts.distinct == 2 * (10 + 3 * 3)  # the last output is only predicted
-    assert counts.places == counts.distinct
 
     tails = Shape(groups=2, group_size=3, prompt=10, output=50, sigma=1.0)
     outputs = lengths(tails, np.random.default_rng(0))

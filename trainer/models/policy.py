@@ -21,7 +21,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from agentrl.trainer.attention import tree_attention
 from agentrl.trainer.experts.node_routes import NodeRoutes
 from agentrl.trainer.experts.routing_replay import Routing
-from agentrl.trainer.masked_outputs import MaskedOutputs
+from agentrl.trainer.masked_outputs import MaskedOutputs, Places
 from agentrl.trainer.metrics.flops import PassCounts
 from agentrl.trainer.models import mechanisms
 from agentrl.trainer.models.head import token_logprobs
@@ -125,10 +125,14 @@ class Body(nn.Module):
         hidden_TH: Tensor = self.blocks(input_ids=ids_T[None], use_cache=False).last_hidden_state[0]
         return hidden_TH
 
-    def predicted(self, batch: Microbatch, hidden: Tensor, sources_P: Tensor, compute: Compute) -> tuple[Tensor, ...]:
-        """(P,) each: what `compute` makes of the hidden states that predict. `hidden` is that of this rank's tokens."""
+    def predicted(
+        self, batch: Microbatch, hidden: Tensor, sources_P: Tensor, sources: Places, compute: Compute
+    ) -> tuple[Tensor, ...]:
+        """(P,) each: what `compute` makes of the hidden states that predict. `hidden` is that of this rank's tokens;
+        `sources` are `sources_P` on the host.
+        """
         if (share := self.share(batch)) is not None:
-            return share.predictions(hidden, sources_P, compute)
+            return share.predictions(hidden, sources, compute)
         return compute(hidden[sources_P], torch.arange(len(sources_P), device=sources_P.device))
 
     def scalars(self, batch: Microbatch, head: nn.Linear) -> Tensor:
@@ -138,7 +142,7 @@ class Body(nn.Module):
             output_P = hidden_PH.float() @ head.weight[0].float()
             return (output_P if head.bias is None else output_P + head.bias.float(),)
 
-        return self.predicted(batch, self.hidden(batch), batch.sources_P, compute)[0]
+        return self.predicted(batch, self.hidden(batch), batch.sources_P, batch.sources, compute)[0]
 
     def count(self, batch: Microbatch, predictions: int) -> None:
         """Count a forward pass; where gradients are recorded, a backward pass too."""
@@ -166,12 +170,12 @@ class Policy(Body):
         """
         self.count(batch, len(batch.sources_P) + (len(masked.sources_E) if masked else 0))
         hidden = self.hidden(batch)
-        of_batch = (batch.sources_P, batch.targets_P, batch.temperatures_P)
+        of_batch = (batch.sources_P, batch.sources, batch.targets_P, batch.temperatures_P)
         logprobs_P, entropy_P = self._logprobs(batch, hidden, *of_batch, entropy_gradient=entropy_gradient)
         if masked is None or not len(masked.sources_E):
             return logprobs_P, entropy_P
         with torch.no_grad():
-            of_masked = (masked.sources_E, masked.targets_E, masked.temperatures_E)
+            of_masked = (masked.sources_E, masked.sources, masked.targets_E, masked.temperatures_E)
             logprobs_E, entropy_E = self._logprobs(batch, hidden, *of_masked)
         return torch.cat([logprobs_P, logprobs_E]), torch.cat([entropy_P, entropy_E])
 
@@ -180,6 +184,7 @@ class Policy(Body):
         batch: Microbatch,
         hidden: Tensor,
         sources_P: Tensor,
+        sources: Places,
         targets_P: Tensor,
         temperatures_P: Tensor,
         *,
@@ -192,4 +197,4 @@ class Policy(Body):
             temperatures = temperatures_P[which_P] / self.scale
             return token_logprobs(hidden_PH, head, targets_P[which_P], temperatures, entropy_gradient=entropy_gradient)
 
-        return self.predicted(batch, hidden, sources_P, compute)
+        return self.predicted(batch, hidden, sources_P, sources, compute)

@@ -18,6 +18,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -102,17 +104,21 @@ class Share:
         got_WX: Tensor = all_to_all_single(x_WX.contiguous(), None, None, self.group)
         return got_WX
 
-    def predictions(self, hidden_nH: Tensor, sources_P: Tensor, compute: Compute) -> tuple[Tensor, ...]:
+    def predictions(self, hidden_nH: Tensor, sources: npt.NDArray[np.int64], compute: Compute) -> tuple[Tensor, ...]:
         """(P,) each: what `compute` makes of the predictions, each on the rank that holds its source. Collective.
 
-        A rank without predictions computes one that nobody reads: the head's weight must get a gradient everywhere.
+        `sources` (P,) are on the host, so that no rank waits for its device. A rank without predictions computes one
+        that nobody reads: the head's weight must get a gradient everywhere.
         """
-        holder_P = sources_P // self.length
-        order_P = holder_P.argsort(stable=True)
-        counts = holder_P.bincount(minlength=self.ranks).tolist()
+        holders = sources // self.length
+        order = holders.argsort(kind="stable")
+        counts = np.bincount(holders, minlength=self.ranks).tolist()
         first = sum(counts[: self.rank])
-        own_p = order_P[first : first + counts[self.rank]] if counts[self.rank] else order_P[:1]
-        rows_p = (sources_P[own_p] - self.first).clamp(0, self.length - 1)
+        own = order[first : first + counts[self.rank]] if counts[self.rank] else order[:1]
+        rows = (sources[own] - self.first).clip(0, self.length - 1)
+        order_P, own_p, rows_p = (
+            torch.from_numpy(x).to(hidden_nH.device, non_blocking=True) for x in (order, own, rows)
+        )
         found: tuple[Tensor, ...] = _Gathered.apply(  # type: ignore[no-untyped-call]
             self, order_P, counts, *compute(hidden_nH[rows_p], own_p)
         )
