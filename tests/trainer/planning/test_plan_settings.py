@@ -21,9 +21,10 @@ def test_replicas_grow_from_one_host_to_all_ranks() -> None:
 
 def test_rescues_begin_with_smaller_microbatches_and_end_with_the_hosts_memory() -> None:
     found = list(rescues(ASKED, 8, 3000))
-    assert [s.budget for s in found] == [8192, 4096, 6000, 6000, 6000, 4096]
-    assert [s.tensor for s in found] == [1, 1, 2, 4, 8, 1]
-    assert [s.offload for s in found] == [False] * 5 + [True]
+    assert [s.budget for s in found] == [8192, 4096, 2048, 2048, 2048, 6000, 6000, 6000, 4096]
+    assert [s.context for s in found] == [1, 1, 2, 4, 8, 1, 1, 1, 1]
+    assert [s.tensor for s in found] == [1, 1, 1, 1, 1, 2, 4, 8, 1]
+    assert [s.offload for s in found] == [False] * 8 + [True]
 
 
 @given(
