@@ -13,6 +13,8 @@ is missing. A plan takes half a minute of one core.
 - `microbatch_s/MODEL/GPUS`: seconds of a microbatch by roofline; `waiting_s`: of these, waiting for collectives.
 - `moved_gb/MODEL/GPUS`: GB of a rank's messages in a microbatch.
 
+- `…/experts-E`: the same with experts shared by E ranks and microbatches of 8,192 tokens.
+
 Notes have the peaks by what they hold, and the messages by kind.
 """
 
@@ -42,6 +44,8 @@ GPUS = (8, 64, 512)
 DEVICE = labelled("H100-80")
 HOST = 8
 BUDGET = 16384
+EXPERTS = (("Qwen3-235B-A22B", 64, 8), ("1T-mixture", 512, 16), ("1T-mixture", 512, 64))
+"""Model, GPUs, ranks that share its experts: what FSDP alone does not fit, with microbatches of half the tokens."""
 WORK = Workload(tokens=8192, prompt=1024, group_size=8, groups=1)
 GIB, GB = 2**30, 1e9
 TESTS = Path(__file__).parents[1] / "tests" / "trainer"
@@ -55,17 +59,18 @@ def shards(parameters: float, ranks: int) -> int:
     return count
 
 
-def planned(model: str, gpus: int) -> dict[str, Any]:
-    """One row of the table."""
+def planned(model: str, gpus: int, experts: int = 1) -> dict[str, Any]:
+    """One row of the table. With `experts`, one replica over all GPUs."""
     parameters = sum(p.numel() for p in on_meta(SHAPES[model]).parameters())
-    sharing = shards(parameters, gpus)
+    sharing = shards(parameters, gpus) if experts == 1 else gpus
     row: dict[str, Any] = {"model": model, "gpus": gpus, "parameters": parameters, "shards": sharing}
     state = STATE_BYTES * parameters / sharing
     if state > DEVICE.memory_bytes:
         return row | {"state_bytes": state, "fits": False}
     cluster = Cluster(DEVICE, HOST, max(1, gpus // HOST))
     run = RunConfig(name="plan", model=model)
-    setting = Setting(gpus, gpus // sharing, 1, BUDGET, "bfloat16", True)
+    budget = BUDGET if experts == 1 else BUDGET // 2
+    setting = Setting(gpus, gpus // sharing, 1, budget, "bfloat16", True, experts=experts)
     tried = Tracer(SHAPES[model], run, cluster, WORK, print).tried(setting)
     return row | tried_json(tried)
 
@@ -96,6 +101,11 @@ def main() -> None:
             if f"{model}/{gpus}" not in rows:
                 rows[f"{model}/{gpus}"] = planned(model, gpus)
                 written(rows, ratios, options.out)
+    for model, gpus, experts in EXPERTS:
+        name = f"{model}/{gpus}/experts-{experts}"
+        if name not in rows and model in options.models and str(gpus) in options.gpus:
+            rows[name] = planned(model, gpus, experts)
+            written(rows, ratios, options.out)
     if options.validation:
         ratios = validated()
     written(rows, ratios, options.out).show()

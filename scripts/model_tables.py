@@ -19,7 +19,8 @@ HEAD = [
 
 def row(r: dict[str, Any]) -> str:
     """A line of the table."""
-    first = f"| {r['model']} | {r['gpus']} | {r['shards']} |"
+    experts = f", experts over {r['experts']}" if r.get("experts", 1) > 1 else ""
+    first = f"| {r['model']}{experts} | {r['gpus']} | {r['shards']} |"
     if "peak_bytes" not in r:
         return f"{first} {r['state_bytes'] / GIB:,.0f} GiB | | | | | no | | | |"
     held = r["peak_bytes"]
@@ -35,7 +36,7 @@ def row(r: dict[str, Any]) -> str:
 def main() -> None:
     """Replace what is between the two marks."""
     rows = json.loads((ROOT / "benchmarks" / "results" / "plan.json").read_text())["notes"]["rows"]
-    ordered = sorted(rows.values(), key=lambda r: (r["parameters"], r["gpus"]))
+    ordered = sorted(rows.values(), key=lambda r: (r["parameters"], r["gpus"], r.get("experts", 1)))
     table = "\n".join([*HEAD, *map(row, ordered)])
     text = PAGE.read_text()
     before, _, rest = text.partition(BEGIN)

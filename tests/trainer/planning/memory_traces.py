@@ -63,18 +63,25 @@ def trace_cases(names: list[str], root: Path, answers: Connection) -> None:
 
 def trace_layers(root: Path, answers: Connection) -> None:
     """Send, for each model, the trace of all layers and the one extrapolated from few."""
-    for name, shape, ranks in (("dense", DENSE, 2), ("mixture", MIXTURE, 4)):
+    shared = (("dense", DENSE, 2, 1), ("mixture", MIXTURE, 4, 1), ("mixture, experts", MIXTURE, 4, 2))
+    for name, shape, ranks, experts in shared:
         layers = layers_of(shape)
         at = samples(layers)
         assert at[1].count < layers.count, f"{name}: nothing is left out"
-        config = TrainerConfig(dtype="bfloat16", activation_checkpointing=name == "mixture", tokens_per_microbatch=256)
+        config = TrainerConfig(dtype="bfloat16", activation_checkpointing=name != "dense", tokens_per_microbatch=256)
 
         def traced(
-            chosen: object, shape: dict = shape, ranks: int = ranks, layers: object = layers, config: object = config
+            chosen: object,
+            shape: dict = shape,
+            sizes: TrainerSizes = TrainerSizes(ranks=ranks, experts=experts),
+            layers: object = layers,
+            config: object = config,
         ) -> StepTrace:
-            folder = write_shape(root / f"{shape['model_type']}-{chosen.count}", with_layers(shape, chosen))
+            folder = write_shape(
+                root / f"{shape['model_type']}-{sizes.experts}-{chosen.count}", with_layers(shape, chosen)
+            )
             work = Workload(tokens=96, prompt=32, group_size=4, groups=2)
-            return trace_step(folder, config, TrainerSizes(ranks=ranks), MACHINE, work, edges(layers))
+            return trace_step(folder, config, sizes, MACHINE, work, edges(layers))
 
         answers.send((name, (summary(traced(layers)), summary(extrapolated(traced(at[0]), traced(at[1]), at, layers)))))
     answers.close()

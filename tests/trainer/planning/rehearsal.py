@@ -26,11 +26,13 @@ from agentrl.trainer.planning.fake.fake_accelerator import FakeAccelerator, fake
 from agentrl.trainer.scoring import make_samples
 
 PPO = {"preset": "ppo", "kl_coef": 0.1}
-FEATURES: dict[str, tuple[tuple[int, int, int], dict[str, Any]]] = {
+FEATURES: dict[str, tuple[tuple[int, ...], dict[str, Any]]] = {
     "one rank": ((1, 1, 1), {}),
     "shards": ((4, 1, 1), {}),
     "replicas": ((4, 2, 1), {"dtype": "bfloat16"}),
     "tensor": ((4, 1, 2), {}),
+    "context": ((4, 1, 1, 2), {}),
+    "context, tensor, critic": ((8, 1, 2, 2), {"algorithm": PPO, "dtype": "bfloat16"}),
     "tensor, replicas, bfloat16, checkpointing": (
         (8, 2, 2),
         {"dtype": "bfloat16", "activation_checkpointing": True},
@@ -51,13 +53,14 @@ FEATURES: dict[str, tuple[tuple[int, int, int], dict[str, Any]]] = {
     "interpolated": ((1, 1, 1), {"algorithm": {"proximal": "interpolate"}}),
     "masked outputs": ((2, 1, 1), {}),
 }
-"""Feature → ranks, replicas and tensor ranks, and the trainer's settings."""
+"""Feature → ranks, replicas, tensor ranks and context ranks, and the trainer's settings."""
 
 
-def step(folder: Path, layout: tuple[int, int, int], settings: dict[str, Any], samples: list[Sample]) -> dict[str, Any]:
+def step(folder: Path, layout: tuple[int, ...], settings: dict[str, Any], samples: list[Sample]) -> dict[str, Any]:
     """One step of rank 0; returns what it must have: packed sequences, tensors on the device, metrics."""
     config = TrainerConfig(lr=1e-4, tokens_per_microbatch=60, **settings)
-    with fake_world(*layout) as world, FakeAccelerator():
+    ranks, replicas, tensor, context = (*layout, 1)[:4]
+    with fake_world(ranks, replicas, tensor, context=context) as world, FakeAccelerator():
         models = run_models.make_models(folder, config, world)
         optimizer = make_optimizer(models.policy, config)
         trajectories = [s.tokens for s in samples]
@@ -113,13 +116,13 @@ def made_on_cpu() -> Any:
 
 def head_on_cpu() -> Any:
     """The critic's new head does not move."""
-    sources = critic.Critic.sources
+    scalars = critic.Critic.scalars
 
-    def with_head(self: Any, batch: Microbatch) -> Tensor:
-        self.value._parameters["weight"] = torch.nn.Parameter(torch.zeros(1, 32))
-        return sources(self, batch)
+    def with_head(self: Any, batch: Microbatch, head: Any) -> Tensor:
+        head._parameters["weight"] = torch.nn.Parameter(torch.zeros(1, 32))
+        return scalars(self, batch, head)
 
-    return mock.patch.object(critic.Critic, "sources", with_head)
+    return mock.patch.object(critic.Critic, "scalars", with_head)
 
 
 def between_blocks() -> Any:
@@ -133,7 +136,7 @@ PLANTED: dict[str, tuple[Callable[[], Any], dict[str, Any], str]] = {
     "a field of the microbatch": (lambda: field_on_cpu("temperatures_P"), {}, "head.py"),
     "another field": (lambda: field_on_cpu("advantages_S"), {}, "clipping.py"),
     "a tensor without a device": (made_on_cpu, {}, "forward_pass.py"),
-    "a critic's head": (head_on_cpu, {"algorithm": PPO}, "critic.py"),
+    "a critic's head": (head_on_cpu, {"algorithm": PPO}, "policy.py"),
     "between blocks": (between_blocks, {}, "within Policy"),
 }
 """What is planted → how, with which settings, and a word of the place that must be named."""

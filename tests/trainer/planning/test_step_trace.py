@@ -32,7 +32,7 @@ def pairs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("model", ["dense", "mixture"])
+@pytest.mark.parametrize("model", ["dense", "mixture", "mixture, experts"])
 def test_few_layers_say_what_all_layers_say(model: str, pairs: dict[str, Any]) -> None:
     whole, guessed = pairs[model]
     for key in ("peak", "held", "resting", "parameters"):
@@ -40,3 +40,12 @@ def test_few_layers_say_what_all_layers_say(model: str, pairs: dict[str, Any]) -
     for phase, effort in whole["efforts"].items():
         for key, value in effort.items():
             assert guessed["efforts"][phase][key] == pytest.approx(value, rel=1e-9), (phase, key)
+
+
+@pytest.mark.long
+def test_ranks_that_share_experts_hold_a_part_and_exchange_tokens(pairs: dict[str, Any]) -> None:
+    alone, shared = (pairs[model][0] for model in ("mixture", "mixture, experts"))
+    assert shared["peak"] < alone["peak"]
+    exchanged = [key for effort in shared["efforts"].values() for key in effort if key.startswith("all_to_all of t")]
+    assert exchanged
+    assert not [key for effort in alone["efforts"].values() for key in effort if key.startswith("all_to_all")]

@@ -2,6 +2,7 @@
 
 integers that the trainer copies to `gpu`      keep their values, through operations on known integers
 experts that a router chooses                  are balanced: the choices go round all experts
+integers that ranks exchange                   are those that this rank sends, since experts are balanced
 a mask that is not known                       is true everywhere
 a number that is not known                     is 0, and true as a truth value
 """
@@ -93,6 +94,11 @@ class FakeValues:
             size = args[0].shape[args[2] if len(args) > 2 else kwargs.get("dim", -1)]
             index = result[1]
             setattr(index, VALUE, (torch.arange(index.numel()) % size).view(index.shape))
+            return
+        if func is torch.ops.c10d.alltoall_base_.default:
+            received, sent = args[:2]
+            if (value := self.of(sent)) is not None and not sent.dtype.is_floating_point:
+                setattr(received, VALUE, value.clone().view(received.shape))
             return
         written = [
             a for a, s in zip(args, func._schema.arguments, strict=False) if s.alias_info and s.alias_info.is_write
