@@ -8,7 +8,6 @@ alone    as many tokens as sequences that share nothing, each by transformers' o
 from __future__ import annotations
 
 import json
-import resource
 import subprocess
 import sys
 import time
@@ -16,8 +15,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import torch
 from forests.shape import branching, independent, model, tree_of
+from training.clock import peak_bytes, reset_peak
 
 from agentrl.trainer.attention import tree_attention
 from agentrl.trainer.attention.pieces import visible
@@ -26,6 +27,7 @@ from agentrl.trainer.distributed import keep_freed_memory
 
 SHAPE = {"layers": 4, "hidden": 288, "heads": 9, "groups": 3}
 """The heads of SmolLM2-135M, half as large."""
+CPU = torch.device("cpu")
 
 
 def measured(way: str, tokens: int) -> dict[str, float]:
@@ -44,10 +46,11 @@ def main(way: str, tokens: int) -> None:
     tree_attention.register()
     lm = model(**SHAPE, dtype=torch.float32)  # type: ignore[arg-type]
     run_pass(lm, way, 256)  # gradients and kernels exist now
-    before = _peak()
+    before = psutil.Process().memory_info().rss
+    reset_peak(CPU)
     start = time.process_time()
     run_pass(lm, way, tokens)
-    print(json.dumps({"seconds": time.process_time() - start, "bytes": _peak() - before}))
+    print(json.dumps({"seconds": time.process_time() - start, "bytes": peak_bytes(CPU) - before}))
 
 
 def run_pass(lm: Any, way: str, tokens: int) -> None:
@@ -74,8 +77,3 @@ def run_pass(lm: Any, way: str, tokens: int) -> None:
 
 def _ids(sequence: Any) -> torch.Tensor:
     return torch.from_numpy(sequence.astype(np.int64))[None]
-
-
-def _peak() -> int:
-    """The largest resident memory so far, in bytes."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

@@ -21,6 +21,7 @@ from agentrl.trainer.models import mechanisms
 from agentrl.trainer.packing import Sample
 from agentrl.trainer.run.device_defaults import RankDevice, held_bytes, kept_bytes, microbatch_tokens
 
+from .planned_peak import planned_peak
 from .subjects import OurStep, TitanStep, mfu, peak_bytes, seconds, subject
 
 Figures = dict[str, tuple[float, str]]
@@ -100,8 +101,8 @@ def gains(folder: Path, world: World, *, rehearse: bool) -> Figures:
 
 
 def memory(folder: Path, world: World, *, rehearse: bool) -> Figures:
-    """The peak of steps with and without checkpointing against the estimate behind `tokens_per_microbatch: auto`, and
-    whether a step of just so many tokens fits. `agentrl plan` is the part `plan`.
+    """The peak of steps with and without checkpointing, against the planner's and against the estimate behind
+    `tokens_per_microbatch: auto`; and whether a step of just so many tokens fits.
     """
     of = subject(folder, world, rehearse=rehearse)
     shape = shape_of(of.config)
@@ -123,6 +124,7 @@ def memory(folder: Path, world: World, *, rehearse: bool) -> Figures:
             estimate = held_bytes(step.config, step.config.dtype, shape, 1)
             estimate += tokens * kept_bytes(step.config, step.config.dtype, shape)
             found[f"{name}/{label}/estimate"] = estimate / GIB, "GiB"
+            found[f"{name}/{label}/plan"] = planned_peak(of.folder, step.config, tokens) / GIB, "GiB"
             if peak is not None:
                 found[f"{name}/{label}/peak"] = peak / GIB, "GiB"
         del step
