@@ -132,7 +132,7 @@ def between_blocks() -> Any:
 
 
 PLANTED: dict[str, tuple[Callable[[], Any], dict[str, Any], str]] = {
-    "a weight": (weight_on_cpu, {}, "RMSNorm"),
+    "a weight": (weight_on_cpu, {}, "fused_norms.py"),
     "a field of the microbatch": (lambda: field_on_cpu("temperatures_P"), {}, "head.py"),
     "another field": (lambda: field_on_cpu("advantages_S"), {}, "clipping.py"),
     "a tensor without a device": (made_on_cpu, {}, "forward_pass.py"),
