@@ -60,6 +60,9 @@ def main() -> int:
     if options.part:
         options.out.write_text(json.dumps(run_here(options.part, options.rehearse)))
         return 0
+    if importlib.util.find_spec("torch") is None:
+        print(f"gpu: {sys.executable} has no torch: pip install '.[gpu]', or name another Python: make gpu PYTHON=…")
+        return 2
     if not options.rehearse and not has_gpu():
         print("gpu: torch finds no GPU on this machine; --rehearse runs every part with tiny shapes on the CPU")
         return 2

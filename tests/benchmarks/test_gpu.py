@@ -60,3 +60,12 @@ def test_every_part_without_an_engine_is_rehearsed(tmp_path: Path) -> None:
     done = gpu(out, "--rehearse", "--only", "tests", "trainer", "gains", "memory", "plan")
     assert done.returncode == 0, done.stdout + done.stderr
     assert {one["state"] for one in parts(out).values()} <= {"done", "absent"}
+
+
+def test_a_python_without_torch_is_named() -> None:
+    script = str(ROOT / "benchmarks" / "gpu.py")
+    hidden = f"import runpy, sys; sys.modules['torch'] = None; sys.argv = [{script!r}]; "
+    code = hidden + f"runpy.run_path({script!r}, run_name='__main__')"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "has no torch: pip install" in done.stdout
