@@ -111,7 +111,7 @@ class GpuFlash:
             k,
             v,
             out,
-            lse,
+            lse.contiguous(),  # the kernel reads it by its address alone
             no_lengths,
             no_lengths,
             q.shape[2],
