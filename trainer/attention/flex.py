@@ -1,6 +1,6 @@
 """Attention along a forest by kernels that need a GPU: FlexAttention, and flash attention where nothing is shared.
 
-FlexAttention compiles one kernel for all forests: it skips the blocks that nobody sees, and masks those seen in part.
+FlexAttention compiles one kernel for all forests: it skips blocks without a visible pair, and masks those with some.
 h: query heads, g: key and value heads, d: head size, N: tokens.
 """
 
@@ -14,11 +14,8 @@ import torch
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
-from agentrl.trainer.attention.kernels import HALF
+from agentrl.trainer.attention.kernels import fits_flash
 from agentrl.trainer.attention.tree import Tree
-
-LARGEST_HEAD = 256
-"""Largest head of flash attention."""
 
 
 def flex(
@@ -46,9 +43,8 @@ def compiled() -> Callable[..., Any]:
 
 def takes_sequences(q_1hNd: Tensor, v_1gNd: Tensor, tree: Tree, sinks_h: Tensor | None) -> bool:
     """Whether `sequences` can compute this: 16 bits on a GPU, and no token in two sequences."""
-    size = q_1hNd.shape[-1]
-    flash = q_1hNd.device.type == "cuda" and q_1hNd.dtype in HALF and size % 8 == 0 and size <= LARGEST_HEAD
-    return flash and v_1gNd.shape[-1] == size and sinks_h is None and all(c.parent < 0 for c in tree.chains)
+    flash = q_1hNd.device.type == "cuda" and fits_flash(q_1hNd) and v_1gNd.shape[-1] == q_1hNd.shape[-1]
+    return flash and sinks_h is None and all(c.parent < 0 for c in tree.chains)
 
 
 def sequences(q_1hNd: Tensor, k_1gNd: Tensor, v_1gNd: Tensor, tree: Tree, window: int | None, scale: float) -> Tensor:

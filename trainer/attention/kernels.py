@@ -13,12 +13,15 @@ h: query heads, g: key and value heads, Q: queries, K: keys, d: head size.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
 HALF = (torch.float16, torch.bfloat16)
+LARGEST_HEAD = 256
+"""Largest head of flash attention on a GPU."""
 SCORES = 2**24
 """Largest number of scores that the kernel of matrix products holds at once."""
 
@@ -26,56 +29,42 @@ Grads = tuple[Tensor, Tensor, Tensor]
 """Gradients of queries, keys and values."""
 
 
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Queries, and the keys that they attend to; g divides h."""
+
+    q: Tensor  # (1, h, Q, d)
+    k: Tensor  # (1, g, K, d)
+    v: Tensor  # (1, g, K, d)
+    causal: bool  # query i sees keys up to i only
+    mask_QK: Tensor | None  # additive
+    scale: float
+
+
 class Kernel(Protocol):
-    """Attention of queries (1, h, Q, d) to keys and values (1, g, K, d), where g divides h."""
+    """One way to compute the attention of a part."""
 
-    def forward(
-        self, q: Tensor, k: Tensor, v: Tensor, causal: bool, mask_QK: Tensor | None, scale: float
-    ) -> tuple[Tensor, Tensor]:
-        """The output (1, h, Q, d) and the log-sum-exp (1, h, Q). `mask_QK` is additive."""
+    def forward(self, part: Part) -> tuple[Tensor, Tensor]:
+        """The output (1, h, Q, d) and the log-sum-exp (1, h, Q)."""
 
-    def backward(
-        self,
-        grad: Tensor,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        out: Tensor,
-        lse: Tensor,
-        causal: bool,
-        mask_QK: Tensor | None,
-        scale: float,
-    ) -> Grads:
-        """The gradients, given those of the output, and the merged output and log-sum-exp."""
+    def backward(self, part: Part, grad: Tensor, out: Tensor, lse: Tensor) -> Grads:
+        """The gradients, given that of the output, and the merged output and log-sum-exp."""
 
 
 class CpuFlash:
     """PyTorch's flash attention on a CPU."""
 
-    def forward(
-        self, q: Tensor, k: Tensor, v: Tensor, causal: bool, mask_QK: Tensor | None, scale: float
-    ) -> tuple[Tensor, Tensor]:
+    def forward(self, part: Part) -> tuple[Tensor, Tensor]:
         """See Kernel."""
         out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
-            q, k, v, 0.0, causal, attn_mask=mask_QK, scale=scale
+            part.q, part.k, part.v, 0.0, part.causal, attn_mask=part.mask_QK, scale=part.scale
         )
         return out, lse
 
-    def backward(
-        self,
-        grad: Tensor,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        out: Tensor,
-        lse: Tensor,
-        causal: bool,
-        mask_QK: Tensor | None,
-        scale: float,
-    ) -> Grads:
+    def backward(self, part: Part, grad: Tensor, out: Tensor, lse: Tensor) -> Grads:
         """See Kernel."""
         dq, dk, dv = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
-            grad, q, k, v, out, lse, 0.0, causal, attn_mask=mask_QK, scale=scale
+            grad, part.q, part.k, part.v, out, lse, 0.0, part.causal, attn_mask=part.mask_QK, scale=part.scale
         )
         return dq, dk, dv
 
@@ -83,44 +72,33 @@ class CpuFlash:
 class GpuFlash:
     """PyTorch's flash attention on a GPU. It takes no mask."""
 
-    def forward(
-        self, q: Tensor, k: Tensor, v: Tensor, causal: bool, mask_QK: Tensor | None, scale: float
-    ) -> tuple[Tensor, Tensor]:
+    def forward(self, part: Part) -> tuple[Tensor, Tensor]:
         """See Kernel."""
-        assert mask_QK is None
-        out, lse, *_ = torch.ops.aten._scaled_dot_product_flash_attention(q, k, v, 0.0, causal, scale=scale)
+        assert part.mask_QK is None
+        out, lse, *_ = torch.ops.aten._scaled_dot_product_flash_attention(
+            part.q, part.k, part.v, 0.0, part.causal, scale=part.scale
+        )
         return out, lse
 
-    def backward(
-        self,
-        grad: Tensor,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        out: Tensor,
-        lse: Tensor,
-        causal: bool,
-        mask_QK: Tensor | None,
-        scale: float,
-    ) -> Grads:
+    def backward(self, part: Part, grad: Tensor, out: Tensor, lse: Tensor) -> Grads:
         """See Kernel."""
-        no_lengths, no_dropout = None, torch.zeros(2, dtype=torch.uint64, device=q.device)
+        no_lengths, no_dropout = None, torch.zeros(2, dtype=torch.uint64, device=grad.device)
         dq, dk, dv = torch.ops.aten._scaled_dot_product_flash_attention_backward(
             grad,
-            q,
-            k,
-            v,
+            part.q,
+            part.k,
+            part.v,
             out,
             lse.contiguous(),  # the kernel reads it by its address alone
             no_lengths,
             no_lengths,
-            q.shape[2],
-            k.shape[2],
+            part.q.shape[2],
+            part.k.shape[2],
             0.0,
-            causal,
+            part.causal,
             no_dropout,
             no_dropout,
-            scale=scale,
+            scale=part.scale,
         )
         return dq, dk, dv
 
@@ -128,41 +106,30 @@ class GpuFlash:
 class Products:
     """Matrix products and a softmax, in float32 (float64 for float64), for at most SCORES scores at once."""
 
-    def forward(
-        self, q: Tensor, k: Tensor, v: Tensor, causal: bool, mask_QK: Tensor | None, scale: float
-    ) -> tuple[Tensor, Tensor]:
+    def forward(self, part: Part) -> tuple[Tensor, Tensor]:
         """See Kernel."""
+        q, k, v = part.q, part.k, part.v
         out = torch.empty(*q.shape[:-1], v.shape[-1], dtype=q.dtype, device=q.device)
         lse = torch.empty(q.shape[:-1], dtype=_wide(q).dtype, device=q.device)
         for heads, group, rows in _tiles(q, k):
-            scores_rQK = _scores(q[0, heads, rows], k[0, group], causal, mask_QK, rows, scale)
+            scores_rQK = _scores(part, heads, group, rows)
             lse[0, heads, rows] = scores_rQK.logsumexp(-1)
             p_rQK = scores_rQK.sub_(lse[0, heads, rows, None]).exp_()
             out[0, heads, rows] = (p_rQK @ _wide(v[0, group])).to(q.dtype)
         return out, lse
 
-    def backward(
-        self,
-        grad: Tensor,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        out: Tensor,
-        lse: Tensor,
-        causal: bool,
-        mask_QK: Tensor | None,
-        scale: float,
-    ) -> Grads:
+    def backward(self, part: Part, grad: Tensor, out: Tensor, lse: Tensor) -> Grads:
         """See Kernel."""
+        q, k, v = part.q, part.k, part.v
         dq = torch.empty_like(q)
         dk, dv = torch.zeros_like(_wide(k)), torch.zeros_like(_wide(v))
         for heads, group, rows in _tiles(q, k):
             wide_q, wide_grad = _wide(q[0, heads, rows]), _wide(grad[0, heads, rows])
-            scores_rQK = _scores(q[0, heads, rows], k[0, group], causal, mask_QK, rows, scale)
+            scores_rQK = _scores(part, heads, group, rows)
             p_rQK = scores_rQK.sub_(lse[0, heads, rows, None]).exp_()
             dv[0, group] += (p_rQK.transpose(1, 2) @ wide_grad).sum(0)
             mean_rQ = (wide_grad * _wide(out[0, heads, rows])).sum(-1, keepdim=True)
-            slope_rQK = (wide_grad @ _wide(v[0, group]).t()).sub_(mean_rQ).mul_(p_rQK).mul_(scale)
+            slope_rQK = (wide_grad @ _wide(v[0, group]).t()).sub_(mean_rQ).mul_(p_rQK).mul_(part.scale)
             dq[0, heads, rows] = (slope_rQK @ _wide(k[0, group])).to(q.dtype)
             dk[0, group] += (slope_rQK.transpose(1, 2) @ wide_q).sum(0)
         return dq, dk.to(k.dtype), dv.to(v.dtype)
@@ -175,7 +142,12 @@ def kernel_for(q: Tensor, masked: bool) -> Kernel:
     """The fastest kernel for queries of this type and device."""
     if q.device.type == "cpu":
         return CPU_FLASH
-    return GPU_FLASH if q.dtype in HALF and not masked and q.shape[-1] % 8 == 0 else PRODUCTS
+    return GPU_FLASH if not masked and fits_flash(q) else PRODUCTS
+
+
+def fits_flash(q: Tensor) -> bool:
+    """Whether flash attention of a GPU takes queries of this type and head size."""
+    return q.dtype in HALF and q.shape[-1] % 8 == 0 and q.shape[-1] <= LARGEST_HEAD
 
 
 def _wide(x: Tensor) -> Tensor:
@@ -194,13 +166,14 @@ def _tiles(q: Tensor, k: Tensor) -> list[tuple[slice, int, slice]]:
     ]
 
 
-def _scores(q_rQd: Tensor, k_Kd: Tensor, causal: bool, mask_QK: Tensor | None, rows: slice, scale: float) -> Tensor:
-    """(r, Q, K) logits of the heads that share a key head."""
-    scores_rQK: Tensor = (_wide(q_rQd) @ _wide(k_Kd).t()).mul_(scale)
-    if causal:
-        i_Q = torch.arange(rows.start, rows.stop, device=q_rQd.device)
-        later_QK = torch.arange(len(k_Kd), device=q_rQd.device)[None, :] > i_Q[:, None]
+def _scores(part: Part, heads: slice, group: int, rows: slice) -> Tensor:
+    """(r, Q, K) logits of a range of queries, of the heads that share a key head."""
+    k_Kd = part.k[0, group]
+    scores_rQK: Tensor = (_wide(part.q[0, heads, rows]) @ _wide(k_Kd).t()).mul_(part.scale)
+    if part.causal:
+        i_Q = torch.arange(rows.start, rows.stop, device=k_Kd.device)
+        later_QK = torch.arange(len(k_Kd), device=k_Kd.device)[None, :] > i_Q[:, None]
         scores_rQK.masked_fill_(later_QK, torch.finfo(scores_rQK.dtype).min)
-    if mask_QK is not None:
-        scores_rQK += mask_QK[rows]
+    if part.mask_QK is not None:
+        scores_rQK += part.mask_QK[rows]
     return scores_rQK

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from agentrl.trainer.attention.kernels import HALF, Kernel, kernel_for
+from agentrl.trainer.attention.kernels import HALF, Grads, Part, kernel_for
 from agentrl.trainer.attention.pieces import Piece
 from agentrl.trainer.attention.tree import Tree
 
@@ -47,20 +47,17 @@ class _Heads:
 
     def attend(self, piece: Piece) -> tuple[Tensor, Tensor]:
         """The output and the log-sum-exp of one piece."""
-        kernel, queries, keys, mask_QK = self._cut(piece)
-        heads = self.q[:, :, queries], self.k[:, :, keys], self.v[:, :, keys]
-        return kernel.forward(*heads, piece.causal, mask_QK, self.scale)
+        return kernel_for(self.q, piece.masked).forward(self._part(piece))
 
-    def gradients(self, grad: Tensor, out: Tensor, lse: Tensor, piece: Piece) -> tuple[Tensor, Tensor, Tensor]:
+    def gradients(self, grad: Tensor, out: Tensor, lse: Tensor, piece: Piece) -> Grads:
         """The gradients of one piece's queries, keys and values, from the merged output and log-sum-exp."""
-        kernel, queries, keys, mask_QK = self._cut(piece)
-        heads = grad[:, :, queries], self.q[:, :, queries], self.k[:, :, keys], self.v[:, :, keys]
-        return kernel.backward(*heads, out[:, :, queries], lse[:, :, queries], piece.causal, mask_QK, self.scale)
+        of_queries = (x[:, :, piece.query : piece.query_stop] for x in (grad, out, lse))
+        return kernel_for(self.q, piece.masked).backward(self._part(piece), *of_queries)
 
-    def _cut(self, piece: Piece) -> tuple[Kernel, slice, slice, Tensor | None]:
-        mask_QK = self.tree.mask(piece, self.window, self.q.dtype) if piece.masked else None
+    def _part(self, piece: Piece) -> Part:
         queries, keys = slice(piece.query, piece.query_stop), slice(piece.key, piece.key_stop)
-        return kernel_for(self.q, piece.masked), queries, keys, mask_QK
+        mask_QK = self.tree.mask(piece, self.window, self.q.dtype) if piece.masked else None
+        return Part(self.q[:, :, queries], self.k[:, :, keys], self.v[:, :, keys], piece.causal, mask_QK, self.scale)
 
 
 class _Split(torch.autograd.Function):
@@ -129,9 +126,7 @@ def _merged(heads: _Heads, cut: Sequence[Piece]) -> tuple[Tensor, Tensor]:
     return sums, lse_1hN
 
 
-def _summed_gradients(
-    heads: _Heads, grad: Tensor, out: Tensor, lse: Tensor, cut: Sequence[Piece]
-) -> tuple[Tensor, Tensor, Tensor]:
+def _summed_gradients(heads: _Heads, grad: Tensor, out: Tensor, lse: Tensor, cut: Sequence[Piece]) -> Grads:
     """The gradients of queries, keys and values over all pieces."""
     sums = _sum(heads.q), _sum(heads.k), _sum(heads.v)
     for piece in cut:

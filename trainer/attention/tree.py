@@ -41,7 +41,7 @@ class Tree:
         self.device = device or torch.device("cpu")
         self.marker = torch.ones(1, 1, 1, 1, dtype=torch.bool, device=device)
         """The mask for transformers, which passes one of four dimensions on unchanged. (FSDP would cast a float.)"""
-        self._cut: dict[int | None, list[Piece]] = {None: pieces(self.chains)}
+        self._cut: dict[int | None, list[Piece]] = {}
         self._masks: dict[tuple[Piece, int | None, torch.dtype], Tensor] = {}
         self._block_masks: dict[int | None, Any] = {}
         self._starts: Tensor | None = None
@@ -58,10 +58,12 @@ class Tree:
     def pieces(self, window: int | None) -> list[Piece]:
         """The attention in pieces; with `window`, a token sees its sequence's last `window` tokens only."""
         if window not in self._cut:
-            assert window is not None
-            whole = self._cut[None]
-            self._cut[window] = whole if window >= self.depth else windowed(whole, self.positions_N, window)
+            self._cut[window] = pieces(self.chains) if window is None else self._windowed(window)
         return self._cut[window]
+
+    def _windowed(self, window: int) -> list[Piece]:
+        whole = self.pieces(None)
+        return whole if window >= self.depth else windowed(whole, self.positions_N, window)
 
     def mask(self, piece: Piece, window: int | None, dtype: torch.dtype) -> Tensor:
         """(Q, K) additive mask of a piece, made once."""

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import cache
 
 import torch
 from torch import Tensor
 
 from agentrl.trainer.attention import split
-from agentrl.trainer.attention.kernels import GpuFlash, Kernel
+from agentrl.trainer.attention.kernels import GpuFlash, Kernel, Part
 
 
 @cache
@@ -46,11 +47,9 @@ def everywhere() -> Iterator[None]:
 class WithoutMask(GpuFlash):
     """Flash attention that leaves a mask out."""
 
-    def forward(
-        self, q: Tensor, k: Tensor, v: Tensor, causal: bool, mask_QK: Tensor | None, scale: float
-    ) -> tuple[Tensor, Tensor]:
+    def forward(self, part: Part) -> tuple[Tensor, Tensor]:
         """See Kernel."""
-        return super().forward(q, k, v, causal, None, scale)
+        return super().forward(replace(part, mask_QK=None))
 
 
 WITHOUT_MASK = WithoutMask()
