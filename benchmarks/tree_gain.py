@@ -120,7 +120,7 @@ async def record(folder: Path, groups: int, turns: int) -> list[TrajectoryTokens
 
 
 async def play(http: aiohttp.ClientSession, url: str, group: str, system: str, task: str, turns: int) -> None:
-    """One session: at every second turn two drafts, of which the second is kept."""
+    """Play one session. At every second turn the agent samples two drafts and keeps the second."""
     started = {"task": {}, "group": group, "group_size": SESSIONS}
     async with http.post(f"{url}/sessions", json=started) as answer:
         assert answer.status == 201, await answer.text()

@@ -26,10 +26,13 @@ from agentrl.trainer.parallel.mesh import Mesh, make_mesh
 T = TypeVar("T")
 HEARTBEAT_S = 60.0
 """How often rank 0 tells the other ranks that it still works: far below the time-out of collective calls."""
-BEAT = "rank 0 is alive"
-"""What it then shares."""
 M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4
 """Parameters of mallopt(3)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Beat:
+    """What rank 0 shares while it works: it is alive."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +76,7 @@ class World:
         box = [value]
         while True:
             dist.broadcast_object_list(box, src=0, device=torch.device("cpu"))
-            if self.leads or box[0] != BEAT:
+            if self.leads or not isinstance(box[0], Beat):
                 return box[0]
 
     def from_leader(self, work: Callable[[], T]) -> T:
@@ -93,7 +96,7 @@ class World:
 
         def beat() -> None:
             while not done.wait(HEARTBEAT_S):
-                self.share(BEAT)
+                self.share(Beat())
 
         with ThreadPoolExecutor(1, thread_name_prefix="beats") as threads:
             beats = threads.submit(beat)

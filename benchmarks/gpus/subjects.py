@@ -1,4 +1,4 @@
-"""What the parts measure on: a model with random weights, a batch, a step of our trainer, a torchtitan-like step."""
+"""What the parts measure: a model with random weights, a batch, our trainer's step, and a step like torchtitan's."""
 
 from __future__ import annotations
 

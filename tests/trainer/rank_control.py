@@ -1,6 +1,6 @@
 """Run by ranks.py: what ranks do while rank 0 works, and when one dies. rank_control.py FOLDER
 
-beats       rank 0 works for longer than gloo waits: nobody times out
+beats       rank 0 works for longer than gloo's time-out, and no rank times out
 averages    a gradient that tensor ranks hold alike, and that drifted on one of them
 dies        rank 2 ends while the others wait: rank 0 gets it at its next word, rank 1 from rank 0's end
 """

@@ -50,7 +50,7 @@ def test_flops_are_those_that_torch_counts(
         replace(s.tokens, turn_returns=np.full(2, i % 3.0), episode_return=i % 3.0)
         for i, s in enumerate(random_samples())
     ]
-    run.step(batch)  # of which nothing is left over
+    run.step(batch)  # takes all of its own counts
     pairs |= dict.fromkeys(pairs, 0.0)
     with FlopCounterMode(display=False) as counter:
         found = run.step(batch).metrics["flops"]

@@ -1,6 +1,6 @@
 """The sizes of a transformer that its weight products have, from the configuration in its folder. Without torch.
 
-A mixture has many experts in a block, of which each token uses some. Its shape counts the experts that a token uses
+A block of a mixture has many experts; each token uses a few of them. Its shape counts the experts that a token uses
 (`active`) and those that there are (`parameters`).
 """
 

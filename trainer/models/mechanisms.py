@@ -24,7 +24,7 @@ from agentrl.trainer.recurrence import carrying
 PLAIN = "eager"
 """transformers' name for the attention, or the loop over experts, in a model's own file."""
 ROW_BYTES = 16
-"""What the bytes of a row of grouped products must be a multiple of."""
+"""Grouped products need rows whose size in bytes is a multiple of this."""
 PACKED = {"full_attention", "sliding_attention", "attention"}
 """Layer types for which forests are exact."""
 WITH_STATE = {"linear_attention", "conv", "mamba", "mamba2", "hybrid"}

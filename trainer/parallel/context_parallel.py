@@ -108,7 +108,7 @@ class Share:
         """(P,) each: what `compute` makes of the predictions, each on the rank that holds its source. Collective.
 
         `sources` (P,) are on the host, so that no rank waits for its device. A rank without predictions computes one
-        that nobody reads: the head's weight must get a gradient everywhere.
+        that is not used: the head's weight must get a gradient everywhere.
         """
         holders = sources // self.length
         order = holders.argsort(kind="stable")

@@ -1,4 +1,4 @@
-"""What the pages load from other projects is what those have published."""
+"""The files of other projects that pages load are the published ones."""
 
 from __future__ import annotations
 

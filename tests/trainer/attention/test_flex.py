@@ -1,4 +1,4 @@
-"""What GPU kernels are told of a forest. FlexAttention's own forward pass runs on a CPU, uncompiled."""
+"""The arguments of GPU kernels for a forest. FlexAttention's forward pass runs on a CPU, uncompiled."""
 
 from __future__ import annotations
 

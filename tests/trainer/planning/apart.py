@@ -1,4 +1,4 @@
-"""Work in a process of its own: the fake accelerator needs the process group, of which a process has one."""
+"""Runs work in a separate process: the fake accelerator needs a process group, and a process has only one."""
 
 from __future__ import annotations
 

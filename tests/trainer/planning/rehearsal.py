@@ -139,7 +139,7 @@ PLANTED: dict[str, tuple[Callable[[], Any], dict[str, Any], str]] = {
     "a critic's head": (head_on_cpu, {"algorithm": PPO}, "policy.py"),
     "between blocks": (between_blocks, {}, "within Policy"),
 }
-"""What is planted → how, with which settings, and a word of the place that must be named."""
+"""Planted tensor → how it is planted, the settings, and a word that the error must contain."""
 
 
 def rehearse(folder: Path, answers: Connection) -> None:

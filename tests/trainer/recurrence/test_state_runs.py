@@ -29,7 +29,7 @@ def ancestors(tree: PrefixTree, token: int) -> list[int]:
 def test_each_sequence_continues_the_state_that_it_starts_from(lists: list[list[int]]) -> None:
     tree = forest(lists)
     cut = chains(tree.ends)
-    kept: dict[int, list[int]] = {}  # chain → the path of which its state is the result
+    kept: dict[int, list[int]] = {}  # chain → the path that its state results from
     for run in runs(cut):
         assert len({before == NO_STATE for before in run.before}) == 1
         for row, before in zip(run.tokens_RL.tolist(), run.before, strict=True):
