@@ -68,7 +68,7 @@ from agentrl.store.calls import call_tree, running_calls
 from agentrl.store.engine_rows import Member
 from agentrl.store.sessions.session_limits import Limits
 from agentrl.trace_endpoint import endpoint_of
-from agentrl.weights_folder import ADAPTER, TENSORS
+from agentrl.versions.weights_folder import ADAPTER, TENSORS
 
 log = logging.getLogger(__name__)
 HAND_OVER_S = 2.0

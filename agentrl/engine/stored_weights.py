@@ -24,7 +24,7 @@ from agentrl.errors import StorageError
 from agentrl.storage import stored_folders
 from agentrl.storage.datasets import cache_of
 from agentrl.storage.object_store import ObjectStore
-from agentrl.weights_folder import version_of
+from agentrl.versions.weights_folder import version_of
 
 STORED_WEIGHTS = "AGENTRL_STORED_WEIGHTS"
 """Variable with a `StoredWeights` as JSON, for the process of SGLang's server."""

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from agentrl.configs.run_config import RunConfig
 from agentrl.errors import ConfigError
-from agentrl.weights_folder import LENGTH_BYTES
+from agentrl.versions.weights_folder import LENGTH_BYTES
 
 ALONE = 0.85
 """Share for an engine without a trainer beside it. The rest is for CUDA graphs and activations."""

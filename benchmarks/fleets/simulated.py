@@ -26,7 +26,7 @@ from agentrl.proxy.run_store import RunStore
 from agentrl.store import Connection, Database, fleet, heartbeats
 from agentrl.store.engine_rows import Member
 from agentrl.store.sessions.session_limits import Limits
-from agentrl.weights_folder import TENSORS
+from agentrl.versions.weights_folder import TENSORS
 
 
 @dataclass

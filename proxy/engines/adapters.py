@@ -18,7 +18,7 @@ from pathlib import Path
 from agentrl.engine.sglang_client import BASE, Adapter, EngineClient
 from agentrl.errors import EngineError, EngineRejected
 from agentrl.proxy.engines.engine_state import Engine
-from agentrl.weights_folder import version_of
+from agentrl.versions.weights_folder import version_of
 
 log = logging.getLogger(__name__)
 SLACK_S = 5.0

@@ -19,7 +19,7 @@ from agentrl.store.engine_rows import Member
 from agentrl.store.fleet import News
 from agentrl.store.training import memory_leases, publishes
 from agentrl.store.training.publishes import Wanted
-from agentrl.weights_folder import tensor_names
+from agentrl.versions.weights_folder import tensor_names
 
 WHOLE_EVERY_S = 60.0
 """How often all engines are read, not only those that changed."""

@@ -6,7 +6,7 @@ import asyncio
 from pathlib import Path
 
 from agentrl.errors import StoreError
-from agentrl.weights_folder import TENSORS, checksum
+from agentrl.versions.weights_folder import TENSORS, checksum
 
 Signature = tuple[str, int, int]
 

@@ -33,7 +33,7 @@ from agentrl.engine.sglang_client import EngineClient
 from agentrl.store import Database, events, runs
 from agentrl.store.audit import run_audit
 from agentrl.testing import END_OF_TURN
-from agentrl.weights_folder import ADAPTER, checksum
+from agentrl.versions.weights_folder import ADAPTER, checksum
 
 pytestmark = [pytest.mark.engine, pytest.mark.long, pytest.mark.timeout(900)]
 proxy = proxy_fixtures("proxy_fixtures_of_adapters")

@@ -19,7 +19,7 @@ from agentrl.engine.stored_weights import StoredWeights
 from agentrl.errors import EngineRejected
 from agentrl.storage import stored_folders
 from agentrl.storage.object_store import ObjectStore
-from agentrl.weights_folder import TENSORS
+from agentrl.versions.weights_folder import TENSORS
 
 pytestmark = [pytest.mark.engine, pytest.mark.long]
 NAME, URL = "v3-01a2", "s3://bucket/run/weights"

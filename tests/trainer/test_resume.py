@@ -26,7 +26,7 @@ from agentrl.trainer.distributed import World
 from agentrl.trainer.publish.publish_client import Publisher
 from agentrl.trainer.stored_lineage import StoredLineage
 from agentrl.trainer.training_run import TrainingRun
-from agentrl.weights_folder import ADAPTER, TENSORS, checksum
+from agentrl.versions.weights_folder import ADAPTER, TENSORS, checksum
 
 STEPS = 8
 

@@ -23,7 +23,7 @@ from agentrl.errors import ModelFolderError, UserError
 from agentrl.files import atomic_folder
 from agentrl.trainer.models import rank_parts, tensor_files
 from agentrl.trainer.models.tensor_naming import Names
-from agentrl.weights_folder import ADAPTER
+from agentrl.versions.weights_folder import ADAPTER
 
 if TYPE_CHECKING:
     import peft

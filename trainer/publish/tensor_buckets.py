@@ -9,7 +9,7 @@ import torch.multiprocessing
 from torch import Tensor
 
 from agentrl.trainer.publish.weights import bytes_digest
-from agentrl.weights_folder import in_threads
+from agentrl.versions.weights_folder import in_threads
 
 FUSED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
 """Matrices that engines keep as one, the rows of its parts one after another."""

@@ -28,7 +28,7 @@ from agentrl.trainer.distributed import World, full
 from agentrl.trainer.models import lora
 from agentrl.trainer.models.policy import Body, Policy
 from agentrl.trainer.models.tensor_naming import Names
-from agentrl.weights_folder import ADAPTER, TENSORS, checksum, combined, head, in_threads, version_of
+from agentrl.versions.weights_folder import ADAPTER, TENSORS, checksum, combined, head, in_threads, version_of
 
 
 class Published(NamedTuple):

@@ -19,7 +19,7 @@ from agentrl.trainer.publish.weights import Published
 from agentrl.trainer.run.trainer_start import engine_device
 from agentrl.trainer.run.trainer_state import Trainer, weights_folder
 from agentrl.trainer.run_lineage import CHECKPOINTED
-from agentrl.weights_folder import version_of
+from agentrl.versions.weights_folder import version_of
 
 STEP_TIMES = ("time/wait_for_batch", "time/wait_for_policy", "time/train")
 """The metrics whose sum is the time of a step without its checkpoint."""

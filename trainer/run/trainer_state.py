@@ -24,7 +24,7 @@ from agentrl.trainer.run.lease_renewal import Renewal
 from agentrl.trainer.run.stored_checkpoints import StoredCheckpoints
 from agentrl.trainer.run_lineage import Lineage
 from agentrl.trainer.stop import Stop
-from agentrl.weights_folder import folder_name
+from agentrl.versions.weights_folder import folder_name
 
 
 @dataclass(slots=True)

@@ -18,7 +18,7 @@ from agentrl.store import runs
 from agentrl.store.tables import runs as runs_table
 from agentrl.store.tables import steps, weight_versions
 from agentrl.store.training.trainer_epochs import check_epoch, lock_run
-from agentrl.weights_folder import version_of
+from agentrl.versions.weights_folder import version_of
 
 
 def next_version(conn: Connection, run_id: str) -> int:

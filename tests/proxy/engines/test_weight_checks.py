@@ -9,7 +9,7 @@ import pytest
 from safetensors.numpy import save_file
 from serving import add_version
 
-from agentrl import weights_folder
+from agentrl.versions import weights_folder
 from agentrl.errors import StoreError
 from agentrl.proxy.engines import weight_checks
 from agentrl.proxy.engines.weight_checks import WeightFolders

@@ -25,8 +25,8 @@ from agentrl.trainer.optimizer import make_optimizer
 from agentrl.trainer.packing import Microbatch, collate, make_units
 from agentrl.trainer.publish import weights
 from agentrl.trainer.update import update_policy
-from agentrl.weights_folder import ADAPTER as ADAPTER_TENSORS
-from agentrl.weights_folder import TENSORS, checksum
+from agentrl.versions.weights_folder import ADAPTER as ADAPTER_TENSORS
+from agentrl.versions.weights_folder import TENSORS, checksum
 
 ADAPTER = LoraConfig(rank=4, alpha=8, targets=["q_proj", "down_proj"])
 CONFIG = TrainerConfig(lr=1e-2, lora=ADAPTER)

@@ -21,7 +21,7 @@ from agentrl.trainer.optimizer import make_optimizer
 from agentrl.trainer.packing import collate, make_units
 from agentrl.trainer.publish import weights
 from agentrl.trainer.update import update_policy
-from agentrl.weights_folder import TENSORS, checksum
+from agentrl.versions.weights_folder import TENSORS, checksum
 
 KINDS = ("qwen3-experts", "mixtral")
 EXPERT = {

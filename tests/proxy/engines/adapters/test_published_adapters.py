@@ -20,7 +20,7 @@ def write(folder: Path, value: float) -> str:
     import numpy as np
     from safetensors.numpy import save_file
 
-    from agentrl import weights_folder
+    from agentrl.versions import weights_folder
 
     folder.mkdir(exist_ok=True)
     save_file({"a": np.full(3, value, np.float32)}, folder / weights_folder.ADAPTER)

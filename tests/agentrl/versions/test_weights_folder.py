@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from agentrl.weights_folder import checksum
+from agentrl.versions.weights_folder import checksum
 
 TENSORS = {
     "b": torch.arange(6, dtype=torch.float32).reshape(2, 3),
