@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from agentrl.domain.evaluation import Evaluation
 from agentrl.domain.batches.outline import BatchOutline
+from agentrl.domain.evaluation import Evaluation
 from agentrl.domain.schemas import ResumePlan, TokenFacts
 from agentrl.store.training.batch_facts import BatchFacts
 from agentrl.store.training.sample_rows import SampledRollout

@@ -25,8 +25,8 @@ from agentrl.trainer.algorithms.advantages import penalized_advantages, token_ad
 from agentrl.trainer.algorithms.kl import kl_divergence
 from agentrl.trainer.algorithms.user_functions import AdvantageFunction, user_advantages
 from agentrl.trainer.batches.share import Pack, Share, built, cut_arrays, packs_of
-from agentrl.trainer.distributed import World
 from agentrl.trainer.batches.step_times import StepTimes
+from agentrl.trainer.distributed import World
 from agentrl.trainer.models.critic import gae_advantages
 from agentrl.trainer.models.run_models import Models
 from agentrl.trainer.models.sharding import reshard
@@ -61,7 +61,7 @@ def make_samples(
 
 
 def make_share(
-    batch: Sequence[Outline] | Sequence[TrajectoryTokens],
+    batch: Sequence[Credited],
     read: Read,
     algorithm: Algorithm,
     models: Models,
@@ -93,7 +93,7 @@ def make_share(
 
 
 def planned_ranks(
-    batch: Sequence[Outline] | Sequence[TrajectoryTokens],
+    batch: Sequence[Credited],
     algorithm: Algorithm,
     minibatches: int,
     budget: int,
@@ -117,7 +117,7 @@ def _scored_first(algorithm: Algorithm) -> bool:
     return algorithm.needs_critic or (algorithm.needs_reference and algorithm.kl == "reward")
 
 
-def _cut(batch: Sequence[Outline] | Sequence[TrajectoryTokens]) -> Cut:
+def _cut(batch: Sequence[Credited]) -> Cut:
     outlines = [one for one in batch if isinstance(one, Outline)]
     return cut_outlines(outlines) if outlines else cut_arrays([t for t in batch if isinstance(t, TrajectoryTokens)])
 
@@ -202,11 +202,9 @@ def _cost(logprobs_T: Float32, reference_T: Float32, algorithm: Algorithm) -> Fl
 class Scorer:
     """The microbatches of this rank's share, for several forward passes without gradients."""
 
-    def __init__(
-        self, trajectories: Sequence[TrajectoryTokens], budget: int, world: World, times: StepTimes
-    ) -> None:
+    def __init__(self, trajectories: Sequence[TrajectoryTokens], budget: int, world: World, times: StepTimes | None = None) -> None:
         self._samples = [Sample(t, np.zeros(len(t.input_ids), np.float32)) for t in trajectories]
-        self._budget, self._world, self._times = budget, world, times
+        self._budget, self._world, self._times = budget, world, times or StepTimes(world.device)
         self._packs: list[Pack] | None = None
 
     @torch.no_grad()

@@ -9,8 +9,8 @@ from typing import Any
 
 from agentrl.configs.run_config import RunConfig
 from agentrl.configs.trainer_config import Auto
-from agentrl.domain.evaluation import Evaluation
 from agentrl.domain.batches.outline import BatchOutline
+from agentrl.domain.evaluation import Evaluation
 from agentrl.domain.schemas import Json, ResumePlan, StepState, TokenFacts
 from agentrl.errors import UserError
 from agentrl.store import Database, evaluation_episodes, events, runs

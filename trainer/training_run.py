@@ -31,12 +31,12 @@ from agentrl.trainer.algorithms.user_functions import AdvantageFunction, Functio
 from agentrl.trainer.batches.advantage_facts import gather_facts
 from agentrl.trainer.batches.leased_batch import LeasedBatch
 from agentrl.trainer.batches.share import Share
+from agentrl.trainer.batches.step_times import StepTimes
 from agentrl.trainer.checkpoints.checkpoint import StepRecord
 from agentrl.trainer.distributed import World
 from agentrl.trainer.learning_rate import learning_rate, set_learning_rate
 from agentrl.trainer.metrics.batch_metrics import Metrics, finite
 from agentrl.trainer.metrics.fact_collector import FactCollector, chosen
-from agentrl.trainer.batches.step_times import StepTimes
 from agentrl.trainer.models.run_models import after_step, make_models
 from agentrl.trainer.nonfinite import NonFinite
 from agentrl.trainer.optimizer import make_optimizer
@@ -59,6 +59,8 @@ from agentrl.trainer.stop import Stop
 from agentrl.trainer.update import update_policy
 
 POLL_S = 1.0
+
+
 @dataclass(frozen=True, slots=True)
 class Updated:
     """A step in memory only: its record, facts of its tokens, and the start and end of its update."""

@@ -18,12 +18,12 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
-from agentrl.configs.algorithm import Algorithm
 from agentrl.configs.trainer_config import TrainerConfig
 from agentrl.trainer.algorithms.aggregation import Totals
 from agentrl.trainer.algorithms.corrections import second_moment_limit, under_limit
 from agentrl.trainer.algorithms.user_functions import LossFunction
 from agentrl.trainer.batches.share import Pack, Share, built, minibatch_packs, share_of
+from agentrl.trainer.batches.step_times import StepTimes
 from agentrl.trainer.distributed import World
 from agentrl.trainer.forward_pass import Passes, value_loss
 from agentrl.trainer.metrics.batch_metrics import Metrics
@@ -31,7 +31,6 @@ from agentrl.trainer.metrics.fact_collector import FactCollector
 from agentrl.trainer.metrics.flops import PassCounts, update_flops
 from agentrl.trainer.metrics.model_shape import shape_of
 from agentrl.trainer.metrics.step_stats import StepStats, mean
-from agentrl.trainer.batches.step_times import StepTimes
 from agentrl.trainer.models.critic import Learner, explained_variance
 from agentrl.trainer.models.policy import Body, Policy
 from agentrl.trainer.models.sharding import backward, reshard
@@ -106,7 +105,11 @@ def update_policy(
     the `NonFinite`, and may raise. Returns the metrics, equal on every rank. Collective.
     """
     budget = policy.budget(config.token_budget)
-    share = samples if isinstance(samples, Share) else share_of(samples, config.algorithm, config.minibatches, budget, world)
+    share = (
+        samples
+        if isinstance(samples, Share)
+        else share_of(samples, config.algorithm, config.minibatches, budget, world)
+    )
     if token_facts is not None:
         share = replace(share, samples=token_facts.marked(share.samples))
     passes = Passes(policy, config.algorithm, version, ages, loss, config.router_aux_loss_coef)
@@ -195,9 +198,7 @@ def _apply_gradients(update: Update, stats: StepStats, where: str) -> bool:
     return finite
 
 
-def _accumulate_gradients(
-    update: Update, packs: Sequence[Pack], totals: Totals, progress: float
-) -> StepStats:
+def _accumulate_gradients(update: Update, packs: Sequence[Pack], totals: Totals, progress: float) -> StepStats:
     """Forward and backward of a minibatch's microbatches. Collective."""
     stats, algorithm, times = StepStats(), update.passes.algorithm, update.times
     for i, (_, m) in enumerate(update.built(packs), 1):

@@ -247,7 +247,7 @@ class TrajectoryTokens:
         if self.routed is not None:
             arrays += [self.routed.ids, self.routed.origins]
         for array in arrays:
-            digest.update(np.ascontiguousarray(array))
+            digest.update(np.ascontiguousarray(array).reshape(-1).data)
 
     @property
     def masked_outputs(self) -> Bool:

@@ -65,7 +65,9 @@ def suffix_sums(values_S: Tensor, rows: Rows, decay: float) -> Tensor:
     begins_R = torch.cumsum(lengths_R, 0) - lengths_R
     places_S = torch.arange(len(values_S), device=values_S.device)
     places_S = places_S + (block * first_R - begins_R).repeat_interleave(lengths_R)
-    blocks_KB = values_S.new_zeros(int(blocks_R.sum()), block).view(-1).index_copy(0, places_S, values_S).view(-1, block)
+    blocks_KB = (
+        values_S.new_zeros(int(blocks_R.sum()), block).view(-1).index_copy(0, places_S, values_S).view(-1, block)
+    )
     ahead_B = torch.arange(block, device=values_S.device)
     powers_BB = torch.tril(values_S.new_tensor(decay) ** (ahead_B[:, None] - ahead_B[None, :]).clamp(min=0))
     sums_KB = blocks_KB @ powers_BB  # (K, B) y within the block: Σ_j x_j decay^(j − i), j ≥ i

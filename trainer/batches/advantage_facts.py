@@ -13,7 +13,7 @@ from agentrl.trainer.distributed import World
 
 @dataclass(frozen=True, slots=True)
 class AdvantageFacts:
-    """Facts of the advantages at loss tokens, one row for each trajectory of a batch; 0 for those without loss tokens."""
+    """Facts of the advantages at loss tokens, one row for each trajectory of a batch; 0 without loss tokens."""
 
     means: Float64
     deviations: Float64  # sum of (advantage − mean)²

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from agentrl.domain.batches.outline import Outline, joined
+from agentrl.domain.batches.outline import Outline, PathTokens, joined
 from agentrl.domain.schemas import TrajectoryTokens
 from agentrl.store import Database
 from agentrl.store.training.paths import path_tokens
@@ -30,7 +30,7 @@ class BatchReader:
         missing = {one.trajectory_id: one.length for one in outlines if one.trajectory_id not in self.cache}
         paths = {one.trajectory_id: one.calls for one in outlines}
         chunks = path_tokens.chunks(missing)
-        ready = {}
+        ready: dict[str, PathTokens] = {}
         self.missed += len(missing)
         self.found += len(outlines) - len(missing)
         for one in outlines:

@@ -76,5 +76,6 @@ class ReadAhead:
                 return
             paths = {name: mine[name].calls for name in chunk}
             found = self._reader.database.query(path_tokens.read, paths)
-            if not all([cache.add(name, tokens) for name, tokens in found.items()]):
-                return
+            for name, tokens in found.items():
+                if not cache.add(name, tokens):
+                    return

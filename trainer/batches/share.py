@@ -13,8 +13,8 @@ from agentrl.configs.algorithm import Algorithm
 from agentrl.domain.batches.rank_shares import Cut, group_tokens, minibatches_of, ranks_of
 from agentrl.domain.batching import PrefixTree, pack, split_by_budget
 from agentrl.domain.schemas import TrajectoryTokens
-from agentrl.trainer.distributed import World
 from agentrl.trainer.batches.step_times import StepTimes
+from agentrl.trainer.distributed import World
 from agentrl.trainer.packing import UNPACKED, Microbatch, Sample, forest, make_units, microbatch
 
 
@@ -32,9 +32,7 @@ def share_of(samples: Sequence[Sample], algorithm: Algorithm, minibatches: int, 
     batch = [s.tokens for s in samples]
     groups = group_tokens(batch)
     teaching = set(groups) if algorithm.trains_every_token else {s.tokens.group_id for s in samples if _teaches(s)}
-    ranks = ranks_of(
-        batch, cut_arrays(batch), teaching, ranks=world.data_size, minibatches=minibatches, budget=budget
-    )
+    ranks = ranks_of(batch, cut_arrays(batch), teaching, ranks=world.data_size, minibatches=minibatches, budget=budget)
     mine = [i for i, rank in enumerate(ranks) if rank == world.data_rank and batch[i].loss_mask.any()]
     return Share([samples[i] for i in mine], mine, groups)
 

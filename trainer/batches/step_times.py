@@ -26,7 +26,8 @@ class StepTimes:
 
     def __init__(self, device: torch.device, waited_s: float = 0.0) -> None:
         self._on_gpu = device.type == "cuda"
-        self._seconds: dict[Part, float] = defaultdict(float, wait_for_batch=waited_s)
+        self._seconds: dict[Part, float] = defaultdict(float)
+        self._seconds["wait_for_batch"] = waited_s
         self._events: list[tuple[Part, torch.cuda.Event, torch.cuda.Event]] = []
         self.train_s = 0.0
 
@@ -34,7 +35,7 @@ class StepTimes:
     def reading(self, part: Part) -> Iterator[None]:
         """Add the time of the block to a part."""
         if self._on_gpu and part in ON_DEVICE:
-            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
             start.record()
             yield
             end.record()

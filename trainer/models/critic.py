@@ -150,7 +150,9 @@ def explained_variance(samples: Sequence[Sample], totals: Totals = alone) -> flo
     """1 − Var(target − value) / Var(target) over a batch's loss tokens: 1 is perfect, 0 or less is useless. Collective if
     `totals` is.
     """
-    known = [(s.targets, s.values, s.tokens.loss_mask) for s in samples if s.targets is not None and s.values is not None]
+    known = [
+        (s.targets, s.values, s.tokens.loss_mask) for s in samples if s.targets is not None and s.values is not None
+    ]
     pairs = [(t[m].astype(np.float64), t[m].astype(np.float64) - v[m]) for t, v, m in known]
     sums = totals(
         {

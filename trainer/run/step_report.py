@@ -15,6 +15,7 @@ from agentrl.domain.schemas import TrainedTrajectory
 from agentrl.trainer.batches.advantage_facts import AdvantageFacts
 from agentrl.trainer.batches.leased_batch import LeasedBatch
 from agentrl.trainer.batches.share import Share
+from agentrl.trainer.batches.step_times import StepTimes
 from agentrl.trainer.checkpoints.checkpoint import StepRecord
 from agentrl.trainer.metrics.batch_metrics import (
     Metrics,
@@ -27,7 +28,6 @@ from agentrl.trainer.metrics.evaluation_metrics import EvaluationReports
 from agentrl.trainer.metrics.flops import peak_flops
 from agentrl.trainer.metrics.metric_sinks import Sinks, wanted
 from agentrl.trainer.metrics.sample_tables import table_of
-from agentrl.trainer.batches.step_times import StepTimes
 from agentrl.trainer.run import over_budget
 from agentrl.trainer.run.trainer_state import Trainer, say
 

@@ -3,8 +3,8 @@
     outline (calls, lengths, versions, loss tokens, returns) ─┬─► plan, advantages of returns, metrics: on every rank
                                                               └─► + `PathTokens` ─► TrajectoryTokens: where it trains
 
-An outline has some 200 bytes for each call, however long the call is. M: calls of the path, positions count tokens of the
-trajectory.
+An outline has some 200 bytes for each call, however long the call is. M: calls of the path. Positions count tokens of
+the trajectory.
 """
 
 from __future__ import annotations
@@ -56,8 +56,8 @@ class Credited(Protocol):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Outline:
-    """A trajectory without its tokens. The rows of `sampled` and `trained` are (call, version, start, end), in the order
-    of their positions; those of `sampled` cover the outputs.
+    """A trajectory without its tokens. The rows of `sampled` and `trained` are (call, version, start, end), in the
+    order of their positions; those of `sampled` cover the outputs.
     """
 
     trajectory_id: str

@@ -11,16 +11,16 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence, Set
 from itertools import pairwise
 
-from agentrl.domain.batching import balance
 from agentrl.domain.batches.outline import Credited, Outline
+from agentrl.domain.batching import balance
 
 CHUNKS = 32
 """A group is cut when it is larger than 1/CHUNKS of a rank's share (and than the token budget): so much a rank may have
 more than another.
 """
 Cut = Callable[[Sequence[int], int], list[tuple[list[int], int]]]
-"""(trajectories of one group, most tokens) → chunks with at most so many distinct tokens each, and their number; a longer
-trajectory is a chunk by itself.
+"""(trajectories of one group, most tokens) → chunks with at most so many distinct tokens each, and their number; a
+longer trajectory is a chunk by itself.
 """
 
 

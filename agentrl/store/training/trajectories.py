@@ -168,9 +168,7 @@ def load(
     loss, and so is every token of a trajectory in `stale`. `routing` loads the recorded experts too. Raises ValueError
     and LookupError for recorded data that do not belong together.
     """
-    outlines = path_outlines.read(
-        conn, trajectory_ids, ages=ages, discount=discount, stale=stale, rescore=rescore
-    )
+    outlines = path_outlines.read(conn, trajectory_ids, ages=ages, discount=discount, stale=stale, rescore=rescore)
     return Loaded(
         trajectories=with_tokens(conn, outlines, routing=routing),
         ages=ages_in(outlines, ages),

@@ -132,7 +132,9 @@ def judged(
     policy = load_sharded(Policy, model, world.mesh)
     reference = Reference(policy)
     reference.overlay(other, world)
-    return policy, make_samples(TRAJECTORIES, algorithm, Models(policy=policy, reference=reference), budget, world).samples
+    return policy, make_samples(
+        TRAJECTORIES, algorithm, Models(policy=policy, reference=reference), budget, world
+    ).samples
 
 
 @pytest.mark.parametrize("kl", ["loss", "reward"])

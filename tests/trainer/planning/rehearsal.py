@@ -65,7 +65,9 @@ def step(folder: Path, layout: tuple[int, ...], settings: dict[str, Any], sample
         optimizer = make_optimizer(models.policy, config)
         trajectories = [s.tokens for s in samples]
         share = make_samples(trajectories, config.algorithm, models, config.tokens_per_microbatch, world)
-        taught = [replace(s, advantages=s.tokens.loss_mask.astype("float32")) for s in share.samples]  # all groups teach
+        taught = [
+            replace(s, advantages=s.tokens.loss_mask.astype("float32")) for s in share.samples
+        ]  # all groups teach
         share = replace(share, samples=taught)
         facts = FactCollector(set(), config.algorithm)
         metrics = update.update_policy(

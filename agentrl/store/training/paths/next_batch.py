@@ -25,9 +25,7 @@ def read(conn: Connection, run_id: str, *, n_groups: int, version: int, max_stal
     )
     t = trajectories.c
     ids = conn.execute(
-        select(t.id)
-        .where(t.group_id.in_(oldest), t.state == TrajectoryState.READY)
-        .order_by(t.group_id, t.id)
+        select(t.id).where(t.group_id.in_(oldest), t.state == TrajectoryState.READY).order_by(t.group_id, t.id)
     ).scalars()
     ages = runs.young_ages(conn, run_id, version, max_staleness)
     return path_outlines.read(conn, list(ids), ages=ages, discount=1.0)

@@ -136,7 +136,7 @@ def outline(
     )
 
 
-def _rows(found: list[tuple[int, ...]]) -> Int32:
+def _rows(found: Sequence[tuple[int, int, int, int]]) -> Int32:
     """In the order of their positions; verdicts list ranges of one span after those of another."""
     return np.array(sorted(found, key=lambda row: row[2]), np.int32).reshape(-1, 4)
 

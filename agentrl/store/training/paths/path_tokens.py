@@ -1,4 +1,4 @@
-"""Reads the tokens of paths of calls: ids, logprobs and experts. What it reads never changes once a session has ended."""
+"""Reads the tokens of paths of calls: ids, logprobs and experts. They never change once a session has ended."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def read(conn: Connection, paths: Mapping[str, Sequence[str]], *, routing: bool 
 
 
 def of_calls(calls: Sequence[Any]) -> PathTokens:
-    """The tokens of a path, from the rows of its calls. Raises ValueError for a call with other logprobs than tokens."""
+    """The tokens of a path, from the rows of its calls. Raises ValueError for a call without a logprob per token."""
     ids, logprobs, outputs, at = [], [], [], 0
     for call in calls:
         delta, output = codec.unpack_ids(call.prompt_delta_ids), codec.unpack_ids(call.output_ids)
