@@ -202,7 +202,9 @@ def _cost(logprobs_T: Float32, reference_T: Float32, algorithm: Algorithm) -> Fl
 class Scorer:
     """The microbatches of this rank's share, for several forward passes without gradients."""
 
-    def __init__(self, trajectories: Sequence[TrajectoryTokens], budget: int, world: World, times: StepTimes | None = None) -> None:
+    def __init__(
+        self, trajectories: Sequence[TrajectoryTokens], budget: int, world: World, times: StepTimes | None = None
+    ) -> None:
         self._samples = [Sample(t, np.zeros(len(t.input_ids), np.float32)) for t in trajectories]
         self._budget, self._world, self._times = budget, world, times or StepTimes(world.device)
         self._packs: list[Pack] | None = None

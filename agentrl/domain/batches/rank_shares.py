@@ -14,7 +14,7 @@ from itertools import pairwise
 from agentrl.domain.batches.outline import Credited, Outline
 from agentrl.domain.batching import balance
 
-CHUNKS = 32
+CHUNKS = 8
 """A group is cut when it is larger than 1/CHUNKS of a rank's share (and than the token budget): so much a rank may have
 more than another.
 """
