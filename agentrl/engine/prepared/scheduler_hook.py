@@ -30,6 +30,14 @@ MANAGER = "sglang.srt.managers.scheduler_components.weight_updater.SchedulerWeig
 UPDATES = ("update_weights_from_disk", "begin_weight_update", "update_weights_from_ipc")
 """Methods that load other weights: what is staged may keep tensors of those before."""
 RELEASE = "release_memory_occupation"
+FIELDS: dict[str, dict[str, type]] = {
+    "stage": {"name": str, "folder": str, "digests": bool},
+    "staged": {},
+    "digests": {},
+    "swap": {"name": str, "version": int, "flush_cache": bool},
+    "discard": {},
+}
+"""The orders, and the fields of their bodies."""
 T = TypeVar("T")
 
 
@@ -64,13 +72,15 @@ class SchedulerHook:
             return original(manager, request)
         from sglang.srt.managers.io_struct import CheckWeightsReqOutput
 
-        order, _, rest = request.action.removeprefix(PREFIX).partition(" ")
-        body: Json = json.loads(rest or "{}")
         problem = unsupported(manager)
         if problem is not None:
             return CheckWeightsReqOutput(success=False, message=problem)
         if self._staging is None:
             self._staging = staging_of(manager)
+        try:
+            order, body = parsed(request.action)
+        except ValueError as error:
+            return CheckWeightsReqOutput(success=False, message=str(error))
         answer = self._answer(order, body, manager, self._staging)
         return CheckWeightsReqOutput(success=True, message=json.dumps(answer))
 
@@ -85,6 +95,19 @@ class SchedulerHook:
         if order == "discard":
             staging.discard()
         return _combined(_gathered(manager, _state(staging)))
+
+
+def parsed(action: str) -> tuple[str, Json]:
+    """The order of an action, and its body. Raises ValueError: an exception would end the scheduler."""
+    order, _, rest = action.removeprefix(PREFIX).partition(" ")
+    try:
+        body = json.loads(rest or "{}")
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{order[:40]!r} has no JSON body") from error
+    types = FIELDS.get(order)
+    if types is None or not isinstance(body, dict) or {name: type(value) for name, value in body.items()} != types:
+        raise ValueError(f"{order[:40]!r} is no order with these fields")
+    return order, body
 
 
 def _begin(staging: Staging, staged: Staged) -> Json:

@@ -43,7 +43,7 @@ class Engine:
         self.store = ObjectStore(f"file://{folder}/store")
         app = Starlette(routes=[Route("/update_weights_from_disk", self.load, methods=["POST"])])
         storage = StorageConfig(cache_dir=folder / "cache")
-        guard(app, "k", StoredWeights(url=self.store.url, storage=storage))
+        guard(app, "k", VersionHost(VersionCache(folder / "versions", 1 << 20), "k"), StoredWeights(url=self.store.url, storage=storage))
         self.client = TestClient(app, headers={"Authorization": "Bearer k"})
 
     async def load(self, request: Request) -> JSONResponse:
