@@ -1,9 +1,9 @@
 """SGLang with authentication and prepared versions: `python -m agentrl.engine.keyed_sglang ARGUMENTS`, with
 `sglang.launch_server`'s arguments.
 
-The key comes from AGENTRL_ENGINE_KEY; an engine on loopback may have none. SGLang's own `--api-key` would appear on the command line and in `/server_info`,
-and its CORS settings admit any web page. This module adds middleware to SGLang's app and removes CORS. It rejects
-options that would serve another app, without the middleware.
+The key comes from AGENTRL_ENGINE_KEY; an engine on loopback may have none. SGLang's own `--api-key` would appear on the
+command line and in `/server_info`, and its CORS settings admit any web page. This module adds middleware to SGLang's
+app and removes CORS. With a key it rejects options that would serve another app, without the middleware.
 """
 
 from __future__ import annotations

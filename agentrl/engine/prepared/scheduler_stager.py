@@ -1,7 +1,7 @@
 """Stages versions in SGLang's schedulers, from its HTTP process, by requests to the app behind our middleware.
 
-    stage:  /weights_checker "agentrl:stage …" ──► "agentrl:staged" until ready or failed
-    swap:   /weights_checker "agentrl:swap …"  ──► /update_weight_version, for the label in the HTTP process
+stage:  /weights_checker "agentrl:stage …" ──► "agentrl:staged" until ready or failed
+swap:   /weights_checker "agentrl:swap …"  ──► /update_weight_version, for the label in the HTTP process
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
     live:    module ── Parameter ── storage A            exchange(): the storages change places, or on a GPU,
     shadow:  module ── Parameter ── storage B            where graphs hold addresses, B is copied into A
 
-The shadow has the live model's structure: modules of the same classes, tied parameters tied, views of one storage views of
-one storage, weight loaders bound to its own modules. All else (configurations, process groups, kernels) is shared.
+The shadow has the live model's structure: modules of the same classes, tied parameters tied, views of one storage views
+of one storage, weight loaders bound to its own modules. All else (configurations, process groups, kernels) is shared.
 Imported inside SGLang's scheduler only; imports torch.
 """
 
@@ -157,7 +157,7 @@ class _Copier:
         return made
 
     def _module(self, module: nn.Module) -> nn.Module:
-        made = self._remember(module, module.__class__.__new__(module.__class__))
+        made: nn.Module = self._remember(module, module.__class__.__new__(module.__class__))
         vars(made).update({name: self.copy(value) for name, value in vars(module).items()})
         return made
 
@@ -229,7 +229,8 @@ def _pieces(tensor: Tensor) -> Iterator[Tensor]:
     """The bytes of a tensor's storage, in pieces."""
     storage = tensor.untyped_storage()
     whole = torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(storage)
-    yield from whole.split(CHUNK_BYTES)
+    for start in range(0, len(whole), CHUNK_BYTES):
+        yield whole[start : start + CHUNK_BYTES]
 
 
 def _copy_storage(target: Tensor, source: Tensor, pace: Pace) -> None:

@@ -18,7 +18,6 @@ from agentrl.versions.version_cache import VersionCache
 from agentrl.versions.version_files import VersionFiles
 from agentrl.versions.version_sources import SOURCE_SPECS, open_source
 
-
 VERSION_CACHE = "AGENTRL_VERSION_CACHE"
 """Variable with a `CacheSpec` as JSON, for the process of SGLang's server."""
 
