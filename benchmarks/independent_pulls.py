@@ -1,5 +1,5 @@
-"""Measures runs whose engines load versions one by one, each when no call runs on it (`publish.lag`), against runs whose
-engines all load a version before the run moves to it.
+"""Compares runs whose engines load a version one by one, each when no call runs on it (`publish.lag`), with runs whose
+engines all load it before the run moves on.
 
     python benchmarks/independent_pulls.py --out benchmarks/results/independent_pulls.json
 
@@ -9,7 +9,8 @@ latency), with two engines. The pair of a seed and a bound runs one after the ot
 - `steps_per_hour/S_lagL`: at `max_staleness` S and lag L, between the publishes of the first and the last step.
 - `seconds/S_lagL/wait_for_policy`: seconds of a step in which the trainer waits for engines.
 - `age/…`, `dropped/…`: mean age of trained tokens in versions; the share of sampled tokens that were too old to train.
-- `reward/…`: held-out reward after the last step, mean over the seeds; `reward_gap/…`: minus that of lag 0, seed by seed.
+- `reward/…`: held-out reward after the last step, mean over the seeds.
+- `reward_gap/…`: that reward minus the one of lag 0, seed by seed.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Models a publish to 1,000 engines, by way and size: how long until all serve the version, and how many serve meanwhile.
+"""Models a publish to 1,000 engines: how long until all serve the version, and how many take calls meanwhile.
 
     python benchmarks/publish_at_scale.py --out benchmarks/results/publish_at_scale.json
 
@@ -7,8 +7,8 @@ the product: which host reads from which, and which engines are paused. 125 host
 shared folder of 10 GB/s for all readers; object storage of 100 GB/s and 1 GB/s for one reader; a proxy with one host's
 link. A version is 16 GB (8 billion parameters in bfloat16); its delta is that of a measured density.
 
-- `bound/WAY/SIZE`: bytes over bandwidth, which no way can undercut: the bytes through one host's link, or all bytes that
-  the origin sends through the origin's, whichever takes longer.
+- `bound/WAY/SIZE`: bytes over bandwidth, which no way can undercut: the bytes through one host's link, or all bytes
+  that the origin sends through the origin's link, whichever takes longer.
 - `fetched/WAY/SIZE`: until all hosts have the version, and the ratio to `bound`.
 - `served/WAY/SIZE`: until all engines serve it: staged (modelled, 16 GB/s of memory for the engines of a host together)
   and swapped in waves.
@@ -43,7 +43,12 @@ def main() -> None:
         fan_out=(int, 2, "hosts that one host serves at once"),
     )
     report = harness.Report("publish_at_scale")
-    report.notes |= {"hosts": HOSTS, "engines": HOSTS * ENGINES, "whole_bytes": WHOLE, "delta_share": options.delta_share}
+    report.notes |= {
+        "hosts": HOSTS,
+        "engines": HOSTS * ENGINES,
+        "whole_bytes": WHOLE,
+        "delta_share": options.delta_share,
+    }
     for size, n_bytes in (("whole", WHOLE), ("delta", WHOLE * options.delta_share)):
         for name, way in ways(n_bytes, options.fan_out).items():
             model(report, f"{name}/{size}", way)

@@ -197,9 +197,7 @@ class Fleet:
         self._candidates[url] = Candidate(**values)  # type: ignore[arg-type]
 
     def _swap(self) -> None:
-        chosen = next_wave(
-            self._candidates.values(), serving_share=self.way.serving_share, parallel=self.way.parallel
-        )
+        chosen = next_wave(self._candidates.values(), serving_share=self.way.serving_share, parallel=self.way.parallel)
         for url in chosen:
             self._set(url, changing=True)
             self._paused_at[url] = self.now

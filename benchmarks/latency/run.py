@@ -24,8 +24,8 @@ PARTS = ("wait_for_batch", "wait_for_policy", "train", "checkpoint")
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """A variant of the comparison: how old tokens may be, whether the loss corrects for their age, and how many versions
-    an engine may be behind the run (`publish.lag`).
+    """A variant of the comparison: how old tokens may be, whether the loss corrects for their age, how many versions an
+    engine may be behind the run (`publish.lag`), and how many engines there are.
     """
 
     max_staleness: int
