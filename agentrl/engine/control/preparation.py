@@ -1,7 +1,7 @@
 """What an engine is asked to prepare, and how far it is: the bodies of the `/agentrl/` routes.
 
-    none ──prepare──► fetching ──► staging ──► ready ──swap──► none
-                          └───────────┴──► failed                     prepare of another name: fetching
+none ──prepare──► fetching ──► staging ──► ready ──swap──► none
+                      └───────────┴──► failed                     prepare of another name: fetching
 """
 
 from __future__ import annotations
