@@ -1,11 +1,15 @@
 """Tokens that let a host read one version's files from a server, without the server's key.
 
-A token is `UNTIL.HMAC`: seconds of the epoch, and HMAC-SHA256 under the server's key of "read-version NAME UNTIL".
+A token is `UNTIL.HMAC`: seconds of the epoch, and HMAC-SHA256 under the server's key of "read-version NAME UNTIL". One
+of ANY_VERSION reads all versions of the server: a chain of deltas needs the files of its parents.
 """
 
 from __future__ import annotations
 
 import hmac
+
+ANY_VERSION = "*"
+"""In place of a version's name: all of them."""
 
 
 def read_token(key: str, name: str, until: int) -> str:
@@ -18,7 +22,8 @@ def is_read_token(token: str, key: str, name: str, now: float) -> bool:
     until, _, code = token.partition(".")
     if not (until.isascii() and until.isdecimal() and len(until) <= 15) or int(until) < now:
         return False
-    return hmac.compare_digest(code.encode(), _code(key, name, int(until)).encode())
+    expected = [_code(key, each, int(until)) for each in (name, ANY_VERSION)]
+    return any(hmac.compare_digest(code.encode(), each.encode()) for each in expected)
 
 
 def _code(key: str, name: str, until: int) -> str:

@@ -4,8 +4,8 @@
                           ▲                    │
                           └─ a damaged file is removed, and sent again
 
-A draft is a hidden folder, and a piece is only ever appended, so an upload that was interrupted goes on where it stopped,
-after a restart too. Several processes of one host may receive pieces of one version.
+A draft is a hidden folder, and a piece is only ever appended, so an upload that was interrupted goes on where it
+stopped, after a restart too. Several processes of one host may receive pieces of one version.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""The files of weight versions: `/versions/{name}/{file}`. Engines read them; a trainer without a shared disk sends them.
+"""The files of weight versions, `/versions/{name}/{file}`: engines read them, a trainer without a shared disk sends
+them.
 
-GET, HEAD   an admin key, or a read token that a proxy made    the run's weights folder, or this host's cache
-PUT         an admin key                                       piece by piece, `version.json` last: it completes the version
+GET, HEAD   an admin key, or a read token of the proxy    the run's weights folder, or this host's cache
+PUT         an admin key                                  piece by piece, `version.json` last: it completes the version
 
 Every replica of a host serves the same files. A replica on another host serves those that were sent to it, so a trainer
 sends a version to the proxy that it then asks to publish it.
@@ -11,6 +12,8 @@ from __future__ import annotations
 
 import asyncio
 import re
+import time
+from collections.abc import Sequence
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -18,8 +21,12 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from agentrl.errors import DamagedObject, RequestError, StorageError
 from agentrl.proxy.access.authentication import Power
+from agentrl.proxy.access.keyring import Keyring
 from agentrl.proxy.access.request_body import BodyLimits
 from agentrl.proxy.routes import app_parts
+from agentrl.store.db.codec import hash_key
+from agentrl.versions.read_tokens import is_read_token
+from agentrl.versions.version_files import Shelf, VersionFiles
 from agentrl.versions.version_manifest import MANIFEST_BYTES, VERSION_FILE
 from agentrl.versions.version_uploads import Gap
 
@@ -28,6 +35,17 @@ PIECE_BYTES = 64 << 20
 PIECE_TIMEOUT_S = 300.0
 RANGE = re.compile(r"bytes ([0-9]{1,16})-([0-9]{1,16})/([0-9]{1,16})")
 RECEIVED = "X-Received"
+
+
+def served(shelves: Sequence[Shelf], keys: Keyring, admin_key: str) -> VersionFiles:
+    """Serves the files of `shelves` to admin keys, and to read tokens of the run's proxies."""
+
+    def may_read(token: str, name: str) -> bool:
+        now, known = time.time(), keys.get(hash_key(token))
+        is_admin = known is not None and known.caller.power is Power.ADMIN and known.ends_at > now
+        return is_admin or is_read_token(token, admin_key, name, now)
+
+    return VersionFiles(shelves, may_read)
 
 
 class Forwarded(Response):
@@ -85,8 +103,8 @@ async def _complete(request: Request, name: str, file: str) -> Response:
 
 
 async def _partial(request: Request, name: str, file: str) -> int:
-    """Bytes of a file whose upload has begun and whose version is not complete; 0 for a caller without an admin key."""
-    if file == VERSION_FILE or app_parts.version_shelves(request).locate(name, file) is not None:
+    """Bytes of a file whose version is not complete yet; 0 without any, and for a caller without an admin key."""
+    if file == VERSION_FILE:
         return 0
     try:
         await app_parts.access(request).require(request, Power.ADMIN)
