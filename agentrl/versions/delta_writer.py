@@ -1,12 +1,12 @@
-"""Writes a delta file: the tensors that changed, each as its chunks.
+"""Writes a delta file: the chunks of the tensors that changed, and an index of them at its end.
 
     MAGIC
-    tensor   name length (2 bytes), name, element bytes (1), tensor bytes (8), then its chunks (delta_codec)
-    …
-    END      0xffff, number of tensors (4 bytes)
+    chunks of a tensor (delta_codec), one after another; of the next tensor; …
+    index     JSON: [[NAME, TYPE, BYTES OF THE TENSOR, START OF ITS CHUNKS], …]
+    TRAILER   bytes of the index (8, little-endian), MAGIC
 
-Integers are little-endian. A tensor that is equal to its parent's is left out. Several writers write different files of
-one delta; `manifest_of` joins their parts.
+A tensor that is equal to its parent's is left out. Several writers write different files of one delta; `joined` joins
+their parts.
 """
 
 from __future__ import annotations
@@ -20,15 +20,23 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import BinaryIO, NamedTuple, Self
 
+import msgspec
+
 from agentrl.versions.delta_codec import Buffer, chunks_of, encode_chunk
-from agentrl.versions.version_manifest import ITEM_BYTES, Delta, VersionFile
+from agentrl.versions.version_manifest import ITEM_BYTES, Delta, Size, VersionFile
 
 MAGIC = b"ARLDELT1"
-NAME_LENGTH = struct.Struct("<H")
-TENSOR = struct.Struct("<BQ")
-END = struct.Struct("<HI")
-END_MARK = 0xFFFF
+TRAILER = struct.Struct("<Q8s")
 THREADS = min(4, os.cpu_count() or 1)
+
+
+class IndexEntry(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """A tensor of a delta file: its name, type and bytes, and where its chunks start in the file."""
+
+    name: str
+    dtype: str
+    size_bytes: Size
+    start: Size
 
 
 class ChangedTensor(NamedTuple):
@@ -56,7 +64,8 @@ class DeltaWriter:
         self._path = path
         self._threads = threads
         self._digest = hashlib.sha256()
-        self._size = self._tensors = self._changed = self._elements = 0
+        self._index: list[IndexEntry] = []
+        self._size = self._changed = self._elements = 0
 
     def __enter__(self) -> Self:
         self._file: BinaryIO = self._path.open("xb")
@@ -68,7 +77,8 @@ class DeltaWriter:
         self._pool.shutdown(cancel_futures=True)
         try:
             if error[0] is None:
-                self._put(END.pack(END_MARK, self._tensors))
+                index = msgspec.json.encode(self._index)
+                self._put(index + TRAILER.pack(len(index), MAGIC))
         finally:
             self._file.close()
 
@@ -78,21 +88,20 @@ class DeltaWriter:
         The buffers are no longer used when it returns. Raises ValueError for buffers of unequal length or an unknown
         type, OSError when the file cannot be written.
         """
-        item_bytes, name = ITEM_BYTES.get(tensor.dtype), tensor.name.encode()
-        if item_bytes is None or len(tensor.parent) != len(tensor.new) or not 0 < len(name) < END_MARK:
-            raise ValueError(f"tensor {tensor.name!r} cannot be a delta of its parent: its type or size differs")
-        changed, head = 0, NAME_LENGTH.pack(len(name)) + name + TENSOR.pack(item_bytes, len(tensor.new))
-        self._elements += len(tensor.new) // item_bytes
+        item_bytes = ITEM_BYTES.get(tensor.dtype)
+        if item_bytes is None or len(tensor.parent) != len(tensor.new):
+            raise ValueError(f"tensor {tensor.name!r} is no delta of its parent: its type or size differs")
+        changed, start = 0, self._size
         same: list[bytes] = []  # chunks before the first that differs
         for chunk, differ in self._encoded(tensor, item_bytes):
-            if not changed and differ:
-                self._tensors += 1
-                self._put(head + b"".join(same))
             changed += differ
+            same.append(chunk)
             if changed:
-                self._put(chunk)
-            else:
-                same.append(chunk)
+                self._put(b"".join(same))
+                same.clear()
+        if changed:
+            self._index.append(IndexEntry(tensor.name, tensor.dtype, len(tensor.new), start))
+        self._elements += len(tensor.new) // item_bytes
         self._changed += changed
         return changed
 

@@ -1,29 +1,33 @@
-"""Tokens that let a host read one version's files from a server, without the server's key.
+"""Tokens that let a host read a version's files from a server, and those of its ancestors, without the server's key.
 
-A token is `UNTIL.HMAC`: seconds of the epoch, and HMAC-SHA256 under the server's key of "read-version NAME UNTIL". One
-of ANY_VERSION reads all versions of the server: a chain of deltas needs the files of its parents.
+A token is `UNTIL.NAME.HMAC`: seconds of the epoch, the version's name, and HMAC-SHA256 under the server's key of
+"read-version NAME UNTIL". It reads all versions with that number or a lower one: a host that missed some needs them.
 """
 
 from __future__ import annotations
 
 import hmac
 
-ANY_VERSION = "*"
-"""In place of a version's name: all of them."""
+from agentrl.versions.weights_folder import version_of
+
+MOST_CHARACTERS = 400
 
 
 def read_token(key: str, name: str, until: int) -> str:
-    """The token that reads the version `name` until then, in seconds of the epoch."""
-    return f"{until}.{_code(key, name, until)}"
+    """The token that reads the version `name` and older ones until then, in seconds of the epoch."""
+    return f"{until}.{name}.{_code(key, name, until)}"
 
 
 def is_read_token(token: str, key: str, name: str, now: float) -> bool:
     """Whether a token reads the version `name` now."""
-    until, _, code = token.partition(".")
-    if not (until.isascii() and until.isdecimal() and len(until) <= 15) or int(until) < now:
+    parts = token.split(".") if len(token) <= MOST_CHARACTERS and token.isascii() else []
+    if len(parts) != 3 or not parts[0].isdecimal() or len(parts[0]) > 15:
         return False
-    expected = [_code(key, each, int(until)) for each in (name, ANY_VERSION)]
-    return any(hmac.compare_digest(code.encode(), each.encode()) for each in expected)
+    until, granted, code = int(parts[0]), parts[1], parts[2]
+    if not hmac.compare_digest(code, _code(key, granted, until)):
+        return False
+    wanted, newest = version_of(name), version_of(granted)
+    return now <= until and wanted is not None and newest is not None and wanted <= newest
 
 
 def _code(key: str, name: str, until: int) -> str:

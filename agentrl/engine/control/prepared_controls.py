@@ -18,7 +18,7 @@ from agentrl.engine.control.preparation import (
     preparation_of,
 )
 from agentrl.errors import CannotPrepare, EngineError, EngineRejected, NotPrepared
-from agentrl.versions.read_tokens import ANY_VERSION, read_token
+from agentrl.versions.read_tokens import read_token
 
 NOT_FOUND, CONFLICT = 404, 409
 PREPARATION_TIMEOUT_S = 10.0
@@ -60,15 +60,15 @@ class PreparedControls(ControlRequests):
         except (KeyError, TypeError, AttributeError) as error:
             raise EngineError(f"{self.url}{DIGESTS} reports no digests") from error
 
-    def version_source(self, until: int) -> Json | None:
-        """How other hosts read the versions in this server's cache until then, in seconds of the epoch.
+    def version_source(self, name: str, until: int) -> Json | None:
+        """How other hosts read version `name` and older ones in this server's cache until then, in seconds of the epoch.
 
         None for a server behind a reverse proxy with a password, which a read token does not pass.
         """
         if self._key is not None and ":" in self._key:
             return None
         url = f"{self.url}{VERSIONS}".rstrip("/")
-        return {"kind": "http", "url": url, "token": read_token(self._key or "", ANY_VERSION, until)}
+        return {"kind": "http", "url": url, "token": read_token(self._key or "", name, until)}
 
     async def swap(self, name: str, version: int, *, flush_cache: bool = True, timeout_s: float | None = None) -> float:
         """Make the prepared weights those in use, and report `version` from then on; returns the seconds of work.

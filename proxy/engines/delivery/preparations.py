@@ -115,7 +115,7 @@ class Preparations:
 
     async def order(self, engine: Engine, wish: Wish, peers: Iterable[Engine]) -> Preparation:
         """Ask an engine to prepare a version. Raises EngineError."""
-        serving = [source for peer in peers if (source := _source(peer)) is not None]
+        serving = [source for peer in peers if (source := _source(peer, wish.name)) is not None]
         order = Order(
             version=wish.version,
             name=wish.name,
@@ -233,7 +233,7 @@ class _Spread:
         copy = self._copies[host]
         if copy.stage is Stage.PRESENT:
             return
-        if found.serves_versions and _source(engine) is not None:
+        if found.serves_versions and _source(engine, self._wish.name) is not None:
             self._serves[host] = engine
         self._copies[host] = replace(copy, stage=Stage.PRESENT, source=ORIGIN)
         if not found.bytes:  # it read a folder in place, as the others will
@@ -252,9 +252,9 @@ async def prepared_of(engine: Engine, wish: Wish, found: Preparation, seconds: f
     return Prepared(wish.name, found.bytes, seconds, by if found.bytes else "host", verified)
 
 
-def _source(engine: Engine) -> Json | None:
-    """How other hosts read versions from an engine's host."""
-    return engine.client.version_source(until())
+def _source(engine: Engine, name: str) -> Json | None:
+    """How other hosts read a version, and those that a chain of deltas needs, from an engine's host."""
+    return engine.client.version_source(name, until())
 
 
 def _host(engine: Engine) -> str:

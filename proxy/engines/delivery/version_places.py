@@ -13,7 +13,7 @@ from agentrl.domain.schemas import Json
 from agentrl.environment import is_loopback
 from agentrl.own_address import local_address
 from agentrl.storage.folder_cache import BYTES_OF_GB, default_folder
-from agentrl.versions.read_tokens import ANY_VERSION, read_token
+from agentrl.versions.read_tokens import read_token
 from agentrl.versions.version_cache import VersionCache
 from agentrl.versions.version_files import Shelf, WeightsFolder
 from agentrl.versions.version_manifest import VERSION_FILE
@@ -45,7 +45,7 @@ class VersionPlaces:
         if self.storage_url is not None:
             sources.append({"kind": "storage", "url": self.storage_url})
         if (url := self.address(engine_url)) is not None:
-            token = read_token(self.admin_key, ANY_VERSION, until())
+            token = read_token(self.admin_key, folder.name, until())
             sources.append({"kind": "http", "url": f"{url}/versions", "token": token})
         return sources
 
