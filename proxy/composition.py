@@ -248,7 +248,8 @@ def engine_pool(
     """The pool of a run's engines, which get whole weights or adapters as the run publishes them."""
     config, publish = served.config, served.config.publish
     by_adapter = config.trainer.lora.publish == "adapter"
-    records = EngineRecords(served.store, served.base_model, WeightFolders(ADAPTER if by_adapter else TENSORS))
+    folders = WeightFolders(ADAPTER) if by_adapter else WeightFolders(TENSORS, places)
+    records = EngineRecords(served.store, served.base_model, folders)
     return EnginePool(
         clients,
         records,

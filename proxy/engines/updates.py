@@ -22,7 +22,7 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 
 from agentrl.engine.sglang_client import BASE, EngineClient, Memory, PauseMode
-from agentrl.errors import EngineError, EngineUnavailable, StoreError
+from agentrl.errors import EngineError, EngineRejected, EngineUnavailable, StoreError
 from agentrl.proxy.engines.adapters import Adapters
 from agentrl.proxy.engines.delivery.preparations import Preparations
 from agentrl.proxy.engines.engine_records import EngineRecords
@@ -372,10 +372,22 @@ class Updates:
                 log.warning("engine %s reads the version from its folder: %s", client.url, error)
                 await close_open_update(client)
         if path is not None:
-            await client.update_weights_from_disk(path, version, flush_cache=flush, timeout_s=self.timeout_s)
+            await self._load_folder(client, path, version, delivery, flush=flush)
         elif version is not None:
             await client.label_weights(version)
         return "none" if path is None else "disk", await self._check(client, version, delivery)
+
+    async def _load_folder(
+        self, client: EngineClient, path: str, version: int | None, delivery: Delivery, *, flush: bool
+    ) -> None:
+        """Let an engine read a folder. Raises EngineError, which says what to set if it was made on this host."""
+        try:
+            await client.update_weights_from_disk(path, version, flush_cache=flush, timeout_s=self.timeout_s)
+        except EngineRejected as error:
+            if delivery.folder is None or path == delivery.folder.path:
+                raise
+            said = f"{error}. {path} was made from a delta on the proxy's host: set publish.delta: never"
+            raise EngineRejected(said, engine_message=error.engine_message) from error
 
     async def _check(self, client: EngineClient, version: int | None, delivery: Delivery) -> int:
         if version is not None:

@@ -61,7 +61,7 @@ class PreparedControls(ControlRequests):
             raise EngineError(f"{self.url}{DIGESTS} reports no digests") from error
 
     def version_source(self, name: str, until: int) -> Json | None:
-        """How other hosts read version `name` and older ones in this server's cache until then, in seconds of the epoch.
+        """How other hosts read version `name` and older ones from this server, until then, in seconds of the epoch.
 
         None for a server behind a reverse proxy with a password, which a read token does not pass.
         """

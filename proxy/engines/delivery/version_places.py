@@ -13,10 +13,12 @@ from agentrl.domain.schemas import Json
 from agentrl.environment import is_loopback
 from agentrl.own_address import local_address
 from agentrl.storage.folder_cache import BYTES_OF_GB, default_folder
+from agentrl.storage.object_store import ObjectStore
 from agentrl.versions.read_tokens import read_token
 from agentrl.versions.version_cache import VersionCache
 from agentrl.versions.version_files import Shelf, WeightsFolder
 from agentrl.versions.version_manifest import VERSION_FILE
+from agentrl.versions.version_sources import FolderSource, ObjectSource, Source
 
 READ_FOR_S = 3600
 """How long an engine may read a version with the token that it got."""
@@ -47,6 +49,13 @@ class VersionPlaces:
         if (url := self.address(engine_url)) is not None:
             token = read_token(self.admin_key, folder.name, until())
             sources.append({"kind": "http", "url": f"{url}/versions", "token": token})
+        return sources
+
+    def own_sources(self, folder: Path) -> list[Source]:
+        """Where this host reads a version. Raises UserError for a storage that cannot be opened."""
+        sources: list[Source] = [FolderSource(root) for root in dict.fromkeys((folder.parent, self.weights))]
+        if self.storage_url is not None:
+            sources.append(ObjectSource(ObjectStore(self.storage_url)))
         return sources
 
     def may_have(self, folder: Path) -> bool:
