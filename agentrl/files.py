@@ -58,7 +58,8 @@ def settle(draft: Path, target: Path, durable: bool = True) -> None:
         if target.exists():
             target.rename(old)
         draft.rename(target)
-        sync(target.parent)
+        if durable:
+            sync(target.parent)
     finally:
         shutil.rmtree(old, ignore_errors=True)
 

@@ -74,7 +74,7 @@ def write_version(
     root: Path, name: str, tensors: Tensors, parent: tuple[VersionManifest, Tensors] | None = None, whole: bool = True
 ) -> VersionManifest:
     """Write a version folder with two tensor files and a configuration, a delta in two files, or both."""
-    with atomic_folder(root / name) as draft:
+    with atomic_folder(root / name, durable=False) as draft:
         files = None
         if whole:
             halves = [dict(list(tensors.items())[half::2]) for half in (0, 1)]

@@ -14,7 +14,6 @@ TRIES = 5
 """Connections in a row that may break before WINDOW_BYTES came."""
 PAUSE_S = 0.2
 """Wait before the second try; the next ones wait twice as long each."""
-PIECE_BYTES = 1 << 20
 WINDOW_BYTES = 1 << 20
 WINDOW_S = 60.0
 """A server that needs longer for WINDOW_BYTES is too slow."""
@@ -95,7 +94,7 @@ class HTTPSource:
                 http.stream("GET", url, headers=headers) as answer,
             ):
                 stop = _expected(url, answer, at, end)
-                for piece in answer.iter_raw(PIECE_BYTES):
+                for piece in answer.iter_raw():
                     if at + len(piece) > stop:
                         raise DamagedObject(f"{url} has more bytes than it should")
                     at += len(piece)

@@ -11,7 +11,7 @@ import msgspec
 from agentrl.errors import DamagedObject, StorageError
 from agentrl.versions.tensor_files import in_threads
 from agentrl.versions.version_manifest import VersionFile, VersionManifest
-from agentrl.versions.version_sources import Source
+from agentrl.versions.version_sources import FolderSource, Source
 
 PARALLEL_FILES = 4
 """Files that are read at once."""
@@ -38,6 +38,10 @@ class Fetcher:
         if name not in self._found:
             self._found[name] = self._joined(name, checksum)
         return self._found[name]
+
+    def in_place(self, name: str) -> list[Path]:
+        """The folders of this host where a version may be used in place."""
+        return [source.root / name for source in self._sources if isinstance(source, FolderSource) and source.in_place]
 
     def required(self, name: str, checksum: str) -> VersionManifest:
         """`manifest`. Raises StorageError, which says what each source answered, when none has it."""

@@ -63,7 +63,7 @@ def test_a_parent_with_another_checksum_ends_the_chain() -> None:
     versions = lineage("wd")
     other = manifest_of("v1-a", [TensorFacts("w", "F32", (), SHA)], [VersionFile("m.safetensors", 1, SHA)], None)
     with pytest.raises(StorageError, match="down to v2-a"):
-        route(versions["v2-a"], {"v1-a": other}.get, lambda manifest: True if manifest is other else False)
+        route(versions["v2-a"], {"v1-a": other}.get, lambda manifest: manifest is other)
 
 
 def test_a_parent_that_is_not_older_ends_the_chain() -> None:
