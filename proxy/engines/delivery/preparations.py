@@ -147,7 +147,7 @@ class _Spread:
         self._tries: dict[str, int] = {}
         self._serves: dict[str, Engine] = {}  # host → the engine from which others read
         for engine in engines:
-            self._engines.setdefault(_host(engine), []).append(engine)
+            self._engines.setdefault(host_of(engine), []).append(engine)
         self._copies = {host: Copy(host=host, stage=Stage.ABSENT) for host in self._engines}
         self._deadline = 0.0
 
@@ -257,7 +257,8 @@ def _source(engine: Engine, name: str) -> Json | None:
     return engine.client.version_source(name, until())
 
 
-def _host(engine: Engine) -> str:
+def host_of(engine: Engine) -> str:
+    """The host of an engine, whose engines share a cache of versions."""
     return urlsplit(engine.url).hostname or engine.url
 
 

@@ -84,7 +84,8 @@ class WaveRun:
         async with asyncio.TaskGroup() as group:
             preparing: asyncio.Task[None] | None = None
             if preparations is not None and wish is not None:
-                preparing = group.create_task(self._prepare(preparations, wish))
+                engines = self._preparing()
+                preparing = group.create_task(preparations.spread(engines, wish, self._ready))
             while not self._is_over():
                 self._changed.clear()
                 for url in self._next():
@@ -97,11 +98,12 @@ class WaveRun:
             raise self._fault
         return self._outcome
 
-    async def _prepare(self, preparations: Preparations, wish: Wish) -> None:
-        engines = [each.engine for each in self._members.values() if each.engine.state is not EngineState.DEAD]
-        for engine in engines:
-            self._members[engine.url].place = Place.PREPARING
-        await preparations.spread(engines, wish, self._ready)
+    def _preparing(self) -> list[Engine]:
+        """The engines that are asked to prepare the version: those that may answer."""
+        members = [member for member in self._members.values() if member.engine.state is not EngineState.DEAD]
+        for member in members:
+            member.place = Place.PREPARING
+        return [member.engine for member in members]
 
     def _ready(self, engine: Engine, prepared: Prepared | None) -> None:
         """An engine has prepared the version, or has to load it."""
