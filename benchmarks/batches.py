@@ -3,23 +3,24 @@
     python benchmarks/batches.py --out benchmarks/results/batches.json --before FOLDER
     python benchmarks/batches.py --groups 4 --tokens 256 --rounds 1
 
-The store holds a batch of random tokens: groups of 16 trajectories, which share a quarter of their tokens as a prompt and
-have three calls each. No model is loaded. Ranks have one thread each, on one machine.
+The store holds a batch of random tokens: groups of 16 trajectories, which share a quarter of their tokens as a prompt
+and have three calls each. No model is loaded. Ranks have one thread each, on one machine.
 
 - `seconds/SIZE/DATABASE/VARIANT/N`: from the lease until all of N ranks could begin their first forward pass.
 - `peak_memory/SIZE/DATABASE/VARIANT/N`: the largest resident memory of a rank meanwhile, without what it had before.
-- `lease`, `read`, `build/…`: rank 0's part of the time: waiting for the batch's outlines, reading tokens, packing and the
-  first microbatch. In the variant `before`, `lease` reads all tokens, `read` sends them to all ranks, and `build` makes
-  all microbatches.
+- `lease`, `read`, `build/…`: rank 0's part of the time: waiting for the batch's outlines, reading tokens, packing and
+  the first microbatch. In the variant `before`, `lease` reads all tokens, `read` sends them to all ranks, and `build`
+  makes all microbatches.
 
-VARIANT is `shares`, this commit, or `before`, the package in the folder `--before`: a checkout of an earlier commit. SIZE
-is GROUPSxTRAJECTORIESxTOKENS; `--compared` groups are measured with both variants.
+VARIANT is `shares`, this commit, or `before`, the package in the folder `--before`: a checkout of an earlier commit.
+SIZE is GROUPSxTRAJECTORIESxTOKENS; `--compared` groups are measured with both variants.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 import sys
 import tempfile
@@ -32,7 +33,6 @@ import harness
 from batch_reads.filled_batch import Size, config_of, fill
 from sqlalchemy import create_engine, text
 from sqlalchemy.engine import make_url
-from trainer import free_port
 
 from agentrl.store import Database
 
@@ -144,6 +144,13 @@ def database_of(kind: str, folder: str) -> Iterator[str]:
         with admin.connect() as conn:
             conn.execute(text(f'DROP DATABASE "{name}" WITH (FORCE)'))
         admin.dispose()
+
+
+def free_port() -> int:
+    """A free port of this machine."""
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return int(s.getsockname()[1])
 
 
 def _commit(folder: str) -> str:

@@ -2,13 +2,14 @@
 
     python benchmarks/step_parts.py --out benchmarks/results/step_parts.json --before FOLDER
 
-A step leases its batch from a SQLite store, reads it, computes advantages, and updates all parameters in two minibatches;
-it is not saved. The weights are random. All variants have the same batch: groups of 4 trajectories of --tokens tokens.
+A step leases its batch from a SQLite store, reads it, computes advantages, and updates all parameters in two
+minibatches; it is not saved. The weights are random. All variants have the same batch: groups of 4 trajectories of
+--tokens tokens.
 
-- `seconds/VARIANT`: a step, with `prepare_batch` and `update`. `overhead/VARIANT`: the share of it outside of forward and
-  backward passes, the optimizer included.
-- `part/VARIANT/PART`: seconds of lease (`prepare`), passes without and with gradient (`recompute`, `forward`), `backward`,
-  AdamW (`step`) and the rest of `update` (`other`).
+- `seconds/VARIANT`: a step, with `prepare_batch` and `update`. `overhead/VARIANT`: the share of it outside of forward
+  and backward passes, the optimizer included.
+- `part/VARIANT/PART`: seconds of lease (`prepare`), passes without and with gradient (`recompute`, `forward`),
+  `backward`, AdamW (`step`) and the rest of `update` (`other`).
 - `time/…`: the same step as its metrics have it, of this commit.
 
 VARIANT is `shares`, this commit, or `before`, the package in the folder `--before`: a checkout of an earlier commit.

@@ -162,8 +162,8 @@ def collate(units: Sequence[Unit], passes: int = 0) -> Microbatch:
 
 
 def forest(samples: Sequence[Sample], passes: int = 0) -> PrefixTree:
-    """The tokens to compute. Merges all samples, of whatever group, so that a common prefix, such as a system prompt, is
-    computed once. Without samples, one token.
+    """The tokens to compute. Merges all samples, of whatever group, so that a common prefix, such as a system prompt,
+    is computed once. Without samples, one token.
 
     With `passes`, for an unpacked model: one sequence after another, and one-token sequences to fill up to `passes`.
     """

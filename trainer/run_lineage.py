@@ -1,7 +1,8 @@
 """The interface between the trainer's loop and the store, for one epoch of one run.
 
 Rank 0 has a `StoredLineage`, which talks to the store; the other ranks have a `Lineage`, whose methods do nothing. Each
-rank reads tokens by its own `reader`. No method is collective. The loop shares the facts that the other ranks need in explicit collective calls.
+rank reads tokens by its own `reader`. No method is collective. The loop shares the facts that the other ranks need in
+explicit collective calls.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Makes this rank's share of a batch: reads its trajectories, computes the models' logprobs and values before the update,
-and makes samples with advantages from them.
+"""Makes this rank's share of a batch: reads its trajectories, computes the models' logprobs and values before the
+update, and makes samples with advantages from them.
 
     outlines ─► advantages of returns ─► shares ─► this rank reads its trajectories ─► samples
                                                       └► logprobs, values ─► advantages of costs or of a critic
@@ -71,8 +71,8 @@ def make_share(
     advantage: AdvantageFunction | None = None,
     times: StepTimes | None = None,
 ) -> Share:
-    """This rank's share of a batch: its samples, with advantages, and with the logprobs and values that the update needs.
-    `advantage` is the user's function, in place of the algorithm's estimator. Collective.
+    """This rank's share of a batch: its samples, with advantages, and with the logprobs and values that the update
+    needs. `advantage` is the user's function, in place of the algorithm's estimator. Collective.
     """
     times = times or StepTimes(world.device)
     with times.reading("read"):

@@ -98,8 +98,8 @@ def update_policy(
     times: StepTimes | None = None,
 ) -> Metrics:
     """Train on samples, sampled by weights up to `version`; `ages` maps each version that sampled them to its age.
-    `samples` is this rank's share of them, or all samples on every rank. `loss` is the user's, in place of the algorithm's. `token_facts` gets the tokens of finite minibatches,
-    and `times` the time of each part.
+    `samples` is this rank's share of them, or all samples on every rank. `loss` is the user's, in place of the
+    algorithm's. `token_facts` gets the tokens of finite minibatches, and `times` the time of each part.
 
     A minibatch whose loss or gradient is not finite changes nothing and enters no metric: `on_nonfinite` is called with
     the `NonFinite`, and may raise. Returns the metrics, equal on every rank. Collective.
@@ -183,8 +183,8 @@ def learn(update: Update, work: Plan) -> None:
 
 
 def _apply_gradients(update: Update, stats: StepStats, where: str) -> bool:
-    """Clip the gradients and make the optimizers' steps, unless something is not finite; returns whether all was finite.
-    Collective.
+    """Clip the gradients and make the optimizers' steps, unless something is not finite; returns whether all was
+    finite. Collective.
     """
     for _, model, _ in update.models:
         average_replicated(model, update.world.mesh)

@@ -60,7 +60,9 @@ def fill(database: Database, size: Size, config: RunConfig, vocabulary: int = VO
             _group(conn, run_id, limits, size, vocabulary, rng)
 
 
-def _group(conn: Connection, run_id: str, limits: Limits, size: Size, vocabulary: int, rng: np.random.Generator) -> None:
+def _group(
+    conn: Connection, run_id: str, limits: Limits, size: Size, vocabulary: int, rng: np.random.Generator
+) -> None:
     sixteenth = size.tokens // 16
     prompt = rng.integers(3, vocabulary, PARTS[0][0] * sixteenth, np.int32)
     new = group_starts.start_group(conn, run_id, limits, [codec.new_id() for _ in range(size.group_size)])

@@ -1,7 +1,7 @@
 """Steps of a run's trainer, timed by part: `python one_step.py URL CONFIG MODEL STEPS`; a line of JSON for each step.
 
-Runs with the package of this commit, and with that of earlier commits. A step is `prepare_batch` and `update`; it is not
-saved, so that each one has the same batch. The first step warms up.
+Runs with the package of this commit, and with that of earlier commits. A step is `prepare_batch` and `update`; it is
+not saved, so that each one has the same batch. The first step warms up.
 """
 
 from __future__ import annotations

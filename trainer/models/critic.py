@@ -147,8 +147,8 @@ def _placed(trajectories: Sequence[TrajectoryTokens], of_loss_tokens: Sequence[F
 
 
 def explained_variance(samples: Sequence[Sample], totals: Totals = alone) -> float:
-    """1 − Var(target − value) / Var(target) over a batch's loss tokens: 1 is perfect, 0 or less is useless. Collective if
-    `totals` is.
+    """1 − Var(target − value) / Var(target) over a batch's loss tokens: 1 is perfect, 0 or less is useless. Collective
+    if `totals` is.
     """
     known = [
         (s.targets, s.values, s.tokens.loss_mask) for s in samples if s.targets is not None and s.values is not None

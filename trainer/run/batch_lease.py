@@ -1,6 +1,8 @@
-"""Leases a step's batch on rank 0, and gives every rank its outlines. Tokens are read later, by the rank that trains them.
+"""Leases a step's batch on rank 0, and gives every rank its outlines. Tokens are read later, by the rank that trains
+them.
 
-`should_accept` and `trainer.over_budget` may refuse groups first; only `should_accept` needs tokens, which rank 0 reads.
+`should_accept` and `trainer.over_budget` may refuse groups first; only `should_accept` needs tokens, which rank 0
+reads.
 """
 
 from __future__ import annotations
