@@ -15,12 +15,13 @@ import hashlib
 import os
 import struct
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO, NamedTuple, Self
 
-from agentrl.versions.delta_codec import Buffer, chunks_of, encode_chunk
+from agentrl.versions.delta_codec import CHUNK_BYTES, Buffer, chunks_of, encode_chunk
 from agentrl.versions.version_manifest import ITEM_BYTES, Delta, VersionFile
 
 MAGIC = b"ARLDELT1"
@@ -47,6 +48,21 @@ class DeltaPart(NamedTuple):
     file: VersionFile
     changed: int
     elements: int
+
+
+@dataclass(slots=True)
+class _Tensor:
+    """The tensor that is being written. The held bytes, before and after, are those of an incomplete chunk."""
+
+    name: str
+    head: bytes
+    item_bytes: int
+    size_bytes: int
+    seen: int = 0
+    changed: int = 0
+    same: list[bytes] = field(default_factory=list)  # chunks before the first that differs
+    held_parent: bytearray = field(default_factory=bytearray)
+    held_new: bytearray = field(default_factory=bytearray)
 
 
 class DeltaWriter:
@@ -78,23 +94,50 @@ class DeltaWriter:
         The buffers are no longer used when it returns. Raises ValueError for buffers of unequal length or an unknown
         type, OSError when the file cannot be written.
         """
-        item_bytes, name = ITEM_BYTES.get(tensor.dtype), tensor.name.encode()
-        if item_bytes is None or len(tensor.parent) != len(tensor.new) or not 0 < len(name) < END_MARK:
+        self.begin(tensor.name, tensor.dtype, len(tensor.new))
+        self.extend(tensor.parent, tensor.new)
+        return self.end()
+
+    def begin(self, name: str, dtype: str, size_bytes: int) -> None:
+        """Begin a tensor that comes in parts, by `extend`. Raises ValueError for an unknown type."""
+        item_bytes, encoded = ITEM_BYTES.get(dtype), name.encode()
+        if item_bytes is None or size_bytes % item_bytes or not 0 < len(encoded) < END_MARK:
+            raise ValueError(f"tensor {name!r} cannot be written as a delta: {size_bytes} bytes of type {dtype}")
+        head = NAME_LENGTH.pack(len(encoded)) + encoded + TENSOR.pack(item_bytes, size_bytes)
+        self._tensor = _Tensor(name, head, item_bytes, size_bytes)
+        self._elements += size_bytes // item_bytes
+
+    def extend(self, parent: Buffer, new: Buffer) -> None:
+        """Add the tensor's next bytes, before and after. Raises as `add` does."""
+        tensor = self._tensor
+        before, after = memoryview(parent).cast("B"), memoryview(new).cast("B")
+        tensor.seen += len(after)
+        if len(before) != len(after) or tensor.seen > tensor.size_bytes:
             raise ValueError(f"tensor {tensor.name!r} cannot be a delta of its parent: its type or size differs")
-        changed, head = 0, NAME_LENGTH.pack(len(name)) + name + TENSOR.pack(item_bytes, len(tensor.new))
-        self._elements += len(tensor.new) // item_bytes
-        same: list[bytes] = []  # chunks before the first that differs
-        for chunk, differ in self._encoded(tensor, item_bytes):
-            if not changed and differ:
-                self._tensors += 1
-                self._put(head + b"".join(same))
-            changed += differ
-            if changed:
-                self._put(chunk)
-            else:
-                same.append(chunk)
-        self._changed += changed
-        return changed
+        pairs: list[tuple[Buffer, Buffer]] = []
+        if tensor.held_new:
+            missing = CHUNK_BYTES - len(tensor.held_new)
+            tensor.held_parent += before[:missing]
+            tensor.held_new += after[:missing]
+            before, after = before[missing:], after[missing:]
+            if len(tensor.held_new) == CHUNK_BYTES:
+                pairs.append((tensor.held_parent, tensor.held_new))
+                tensor.held_parent, tensor.held_new = bytearray(), bytearray()
+        full = len(after) - len(after) % CHUNK_BYTES
+        pairs += [(before[part], after[part]) for part in chunks_of(full)]
+        self._encode(pairs)
+        tensor.held_parent += before[full:]
+        tensor.held_new += after[full:]
+
+    def end(self) -> int:
+        """End the tensor; returns the number of its elements that differ. Raises as `add` does."""
+        tensor = self._tensor
+        if tensor.seen != tensor.size_bytes:
+            raise ValueError(f"tensor {tensor.name!r} has {tensor.seen} bytes, not {tensor.size_bytes}")
+        if tensor.held_new:
+            self._encode([(tensor.held_parent, tensor.held_new)])
+        self._changed += tensor.changed
+        return tensor.changed
 
     def part(self) -> DeltaPart:
         """The facts of the file."""
@@ -102,16 +145,26 @@ class DeltaWriter:
             VersionFile(self._path.name, self._size, self._digest.hexdigest()), self._changed, self._elements
         )
 
-    def _encoded(self, tensor: ChangedTensor, item_bytes: int) -> Iterator[tuple[bytes, int]]:
-        """The tensor's chunks in order, encoded in threads, a few at a time."""
-        parent, new = memoryview(tensor.parent).cast("B"), memoryview(tensor.new).cast("B")
+    def _encode(self, pairs: Iterable[tuple[Buffer, Buffer]]) -> None:
+        """Write chunks of the tensor: bytes before and after, encoded in threads, a few at a time."""
         running: deque[Future[tuple[bytes, int]]] = deque()
-        for part in chunks_of(len(new)):
+        for parent, new in pairs:
             if len(running) > self._threads:
-                yield running.popleft().result()
-            running.append(self._pool.submit(encode_chunk, parent[part], new[part], item_bytes))
+                self._put_chunk(*running.popleft().result())
+            running.append(self._pool.submit(encode_chunk, parent, new, self._tensor.item_bytes))
         while running:
-            yield running.popleft().result()
+            self._put_chunk(*running.popleft().result())
+
+    def _put_chunk(self, chunk: bytes, differ: int) -> None:
+        tensor = self._tensor
+        if not tensor.changed and differ:
+            self._tensors += 1
+            self._put(tensor.head + b"".join(tensor.same))
+        tensor.changed += differ
+        if tensor.changed:
+            self._put(chunk)
+        else:
+            tensor.same.append(chunk)
 
     def _put(self, data: bytes) -> None:
         self._file.write(data)

@@ -9,22 +9,22 @@ from pathlib import Path
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """A version's absolute folder, its checksum, and what publishing it needs. Empty on ranks other than 0."""
+    """A version's absolute folder, its checksum, and what publishing it needs."""
 
     path: Path = Path()
     checksum: str = ""
     size_bytes: int = 0  # of its tensors; 0 where engines can only read the folder
     digests: Mapping[str, str] = field(default_factory=dict)  # of tensors, by the engines' names
-    written_bytes: int = 0  # of the files of tensors, or of the delta's where there are no whole ones
-    density: float = 1.0  # share of elements that differ from the parent's; 1 without a parent
+    written_bytes: int = 0  # of the files of tensors and of the delta
+    density: float | None = None  # share of elements that differ from the version before; None: not compared
     parent: str | None = None  # the version that its delta is from
     whole: bool = True  # has files with all tensors
 
     @property
     def metrics(self) -> dict[str, float]:
         """Metrics of the step that made the version."""
-        return {
+        found = {
             "publish/bytes": float(self.written_bytes),
-            "publish/density": self.density,
             "publish/whole": float(self.whole),
         }
+        return found if self.density is None else found | {"publish/density": self.density}

@@ -6,72 +6,21 @@ Shapes and types are known beforehand, so a file's header is written first and t
 from __future__ import annotations
 
 import hashlib
-import json
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, Self
+from typing import Any, Protocol, Self
 
-from agentrl.trainer.publish.engine_digests import DIGEST_CHARACTERS
-from agentrl.trainer.publish.ownership import Output
-from agentrl.trainer.publish.version_tensors import SAFETENSORS_TYPES
-from agentrl.trainer.publish.weight_stream import Chunk, raw
+from agentrl.trainer.weights.engine_digests import DIGEST_CHARACTERS
+from agentrl.trainer.weights.ownership import Output
+from agentrl.trainer.weights.tensor_file_layout import TYPE_NAMES, TensorFile
+from agentrl.trainer.weights.weight_stream import Chunk, raw
 from agentrl.versions.version_manifest import TensorFacts, VersionFile
-from agentrl.versions.weights_folder import LENGTH_BYTES, TENSORS
 
-FILE_BYTES = 4 << 30
-"""Size at which a share goes on in another file."""
 THREADS = min(4, os.cpu_count() or 1)
-TYPE_NAMES = {dtype: name for name, dtype in SAFETENSORS_TYPES.items()}
-
-
-class TensorFile(NamedTuple):
-    """A safetensors file to write: its name, its header, and its tensors in order."""
-
-    name: str
-    header: bytes
-    outputs: tuple[Output, ...]
-
-
-def tensor_files(shares: Sequence[Sequence[Output]], file_bytes: int = FILE_BYTES) -> list[list[TensorFile]]:
-    """The files of every share. A lone file has the name that every reader knows."""
-    cut = [list(_cut(outputs, file_bytes)) for outputs in shares]
-    count = sum(map(len, cut))
-    numbers = iter(range(1, count + 1))
-    return [[_file(next(numbers), count, outputs) for outputs in own] for own in cut]
-
-
-def _cut(outputs: Iterable[Output], file_bytes: int) -> Iterator[list[Output]]:
-    """The tensors in order, in files of about this size. A tensor that would not be aligned begins a file."""
-    held: list[Output] = []
-    end = 0
-    for output in outputs:
-        if held and (end + output.nbytes > file_bytes or end % output.dtype.itemsize):
-            yield held
-            held, end = [], 0
-        held.append(output)
-        end += output.nbytes
-    if held:
-        yield held
-
-
-def _file(number: int, count: int, outputs: Sequence[Output]) -> TensorFile:
-    name = TENSORS if count == 1 else f"model-{number:05}-of-{count:05}.safetensors"
-    entries: dict[str, Any] = {"__metadata__": {"format": "pt"}}
-    end = 0
-    for output in outputs:
-        start, end = end, end + output.nbytes
-        entries[output.name] = {
-            "dtype": TYPE_NAMES[output.dtype],
-            "shape": output.shape,
-            "data_offsets": (start, end),
-        }
-    header = json.dumps(entries, separators=(",", ":")).encode()
-    header += b" " * (-len(header) % LENGTH_BYTES)
-    return TensorFile(name, len(header).to_bytes(LENGTH_BYTES, "little") + header, tuple(outputs))
 
 
 class Sink(Protocol):
@@ -85,18 +34,17 @@ class Sink(Protocol):
 class Digests:
     """Digests of a share's tensors, and of the engine's tensors that they make up."""
 
-    compared: Mapping[str, Sequence[str]]  # name in the engine → the version's tensors in it, in order
+    in_engine: Mapping[str, str]  # tensor of the version → the engine's tensor that it is or is a part of
     _tensors: dict[Output, Any] = field(default_factory=dict)
     _engine: dict[str, Any] = field(default_factory=dict)
 
     def add(self, chunks: Sequence[Chunk]) -> None:
         """Digest a bucket in threads."""
-        in_engine = {part: name for name, parts in self.compared.items() for part in parts}
         work: dict[int, tuple[Any, list[memoryview]]] = {}
         for output, _, data in chunks:
             found = [self._tensors.setdefault(output, hashlib.sha256())]
-            if output.name in in_engine:
-                found.append(self._engine.setdefault(in_engine[output.name], hashlib.sha256()))
+            if output.name in self.in_engine:
+                found.append(self._engine.setdefault(self.in_engine[output.name], hashlib.sha256()))
             for digest in found:
                 work.setdefault(id(digest), (digest, []))[1].append(raw(data))
         with ThreadPoolExecutor(THREADS) as pool:
@@ -130,7 +78,7 @@ class WholeFiles:
         self._by_name = {output.name: file for file in files for output in file.outputs}
         self._open: tuple[TensorFile, Any, Any] | None = None
         self._close = ExitStack()
-        self.written: list[VersionFile] = []
+        self.written: dict[str, VersionFile] = {}  # by the names of their tensors
 
     def __enter__(self) -> Self:
         return self
@@ -169,6 +117,7 @@ class WholeFiles:
             return
         wanted, file, digest = self._open
         os.fsync(file.fileno())
-        self.written.append(VersionFile(wanted.name, file.tell(), digest.hexdigest()))
+        facts = VersionFile(wanted.name, file.tell(), digest.hexdigest())
+        self.written |= {output.name: facts for output in wanted.outputs}
         self._open = None
         self._close.close()

@@ -125,7 +125,7 @@ def _planned(wanted: Mapping[int, Sequence[Wanted]], placed: Placement, world: W
         for place, piece in enumerate(pieces):
             for box, ranks in placed[piece.parameter]:
                 part = _Part(place, piece, _cut(box, piece))
-                source = min(ranks, key=lambda rank: (abs(rank - owner), rank))  # noqa: B023 - used at once
+                source = min(ranks, key=lambda rank: (abs(rank - owner), rank))
                 if not part.nbytes or world.rank not in (source, owner):
                     continue
                 if source == owner:

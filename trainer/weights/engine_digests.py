@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 import torch
 
-from agentrl.trainer.publish.ownership import Output
+from agentrl.trainer.weights.ownership import Output
 
 FUSED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
 """Matrices that engines keep as one, the rows of its parts one after another."""
@@ -24,6 +24,11 @@ def engine_name(name: str) -> str:
             if f".{part}." in name:
                 return name.replace(f".{part}.", f".{fused}.")
     return name
+
+
+def part_order(name: str) -> int:
+    """The place of a tensor among those of its engine's tensor."""
+    return next((i for parts in FUSED.values() for i, part in enumerate(parts) if f".{part}." in name), 0)
 
 
 def compared(outputs: Iterable[Output], dtype: torch.dtype) -> dict[str, list[str]]:

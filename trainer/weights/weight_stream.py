@@ -8,14 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from agentrl.trainer.distributed import World
-from agentrl.trainer.publish.gathering import Placement, Wanted, gather
-from agentrl.trainer.publish.ownership import Output, Piece, Unit, buckets, shares
+from agentrl.trainer.weights.gathering import Placement, Wanted, gather
+from agentrl.trainer.weights.ownership import Output, Piece, Unit, buckets, shares
+from agentrl.trainer.weights.tensor_file_layout import TensorFile, tensor_files
 
 
 class Chunk(NamedTuple):
@@ -37,25 +39,26 @@ class Stream:
     owners: Sequence[int]
     bucket_bytes: int
 
-    def share(self, rank: int) -> list[Unit]:
-        """What a rank gets, in order."""
-        return shares(self.units, self.owners).get(rank, [])
-
-    def chunks(self, *, by_rows: bool = True) -> Iterator[list[Chunk]]:
-        """This rank's buckets; empty ones while only others get some. Collective: every rank takes every bucket.
-
-        With `by_rows`, a tensor larger than a bucket comes in several chunks.
-        """
-        size = max(1, self.bucket_bytes // 2)
-        found = {owner: buckets(own, size, by_rows=by_rows) for owner, own in self.plan.items()}
-        for number in range(max(map(len, found.values()))):
-            wanted = {owner: own[number] for owner, own in found.items() if number < len(own)}
-            yield self._bucket(wanted)
-
-    @property
-    def plan(self) -> dict[int, list[Unit]]:
+    @cached_property
+    def shares(self) -> dict[int, list[Unit]]:
         """Owner → its units, in order."""
         return shares(self.units, self.owners)
+
+    def files(self, rank: int) -> list[TensorFile]:
+        """The safetensors files of a rank's share."""
+        outputs = {owner: [o for unit in own for o in unit.outputs] for owner, own in self.shares.items()}
+        return dict(zip(outputs, tensor_files(list(outputs.values())), strict=True)).get(rank, [])
+
+    def buckets(self, *, by_rows: bool = True) -> dict[int, list[list[Piece]]]:
+        """Owner → its buckets. With `by_rows`, a tensor larger than a bucket is cut."""
+        size = max(1, self.bucket_bytes // 2)
+        return {owner: buckets(own, size, by_rows=by_rows) for owner, own in self.shares.items()}
+
+    def chunks(self, *, by_rows: bool = True) -> Iterator[list[Chunk]]:
+        """This rank's buckets; empty ones while only others get some. Collective: every rank takes every bucket."""
+        found = self.buckets(by_rows=by_rows)
+        for number in range(max(map(len, found.values()), default=0)):
+            yield self._bucket({owner: own[number] for owner, own in found.items() if number < len(own)})
 
     def _bucket(self, pieces: Mapping[int, Sequence[Piece]]) -> list[Chunk]:
         wanted = {owner: [w for piece in own for w in self._wanted(piece)] for owner, own in pieces.items()}
@@ -88,4 +91,4 @@ def _chunks(piece: Piece, whole: Sequence[Tensor]) -> list[Chunk]:
 
 def raw(tensor: Tensor) -> memoryview:
     """The bytes of a tensor on the CPU."""
-    return memoryview(tensor.contiguous().flatten().view(torch.uint8).numpy())
+    return tensor.contiguous().flatten().view(torch.uint8).numpy().data

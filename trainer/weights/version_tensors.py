@@ -1,13 +1,13 @@
 """The tensors of a version: what the trained parameters are in the base model's files, and how they are made.
 
-    plain       a parameter is a tensor of the files, in the version's type
-    fused       a parameter is several tensors of the files, such as a block's experts
-    adapter     two parameters, merged with a matrix of the base model
+plain       a parameter is a tensor of the files, in the version's type
+fused       a parameter is several tensors of the files, such as a block's experts
+adapter     two parameters, merged with a matrix of the base model
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from functools import partial
 from pathlib import Path
 
@@ -17,8 +17,9 @@ from torch import Tensor
 from agentrl.configs.trainer_config import AdapterConfig
 from agentrl.trainer.models import lora, tensor_files
 from agentrl.trainer.models.tensor_naming import Fused, Names
-from agentrl.trainer.publish.engine_digests import engine_name
-from agentrl.trainer.publish.ownership import Convert, Output, Unit
+from agentrl.trainer.weights.engine_digests import engine_name, part_order
+from agentrl.trainer.weights.ownership import Output, Unit
+from agentrl.trainer.weights.tensor_file_layout import TYPES
 
 Dtypes = Callable[[str, tuple[int, ...], torch.dtype], torch.dtype]
 """The type of a tensor in a version, from its name, its shape and the type of its parameter."""
@@ -33,29 +34,24 @@ def as_in(base_model: Path) -> Dtypes:
     """Every tensor has its type in the base model's files."""
     files = tensor_files.files_of(base_model)
     types = {name: found.get_dtype() for name, found in tensor_files.stored_in(files, files.keys())}
-    return lambda name, shape, own: SAFETENSORS_TYPES[types[name]]
-
-
-SAFETENSORS_TYPES = {
-    "F64": torch.float64,
-    "F32": torch.float32,
-    "F16": torch.float16,
-    "BF16": torch.bfloat16,
-    "F8_E4M3": torch.float8_e4m3fn,
-    "F8_E5M2": torch.float8_e5m2,
-}
-"""Names of types in headers of safetensors files."""
+    return lambda name, shape, own: TYPES[types[name]]
 
 
 def units(
     parameters: Mapping[str, Tensor], base_model: Path, names: Names, adapter: AdapterConfig, dtypes: Dtypes
 ) -> list[Unit]:
-    """The units of a version. Reads only headers. Parameters that the files do not have are left out.
+    """The units of a version; of a family, in the order of the engine's tensor. Reads only headers.
 
-    Raises ModelFolderError when an adapter cannot be merged.
+    Parameters that the files do not have are left out. Raises ModelFolderError when an adapter cannot be merged.
     """
-    if adapter.rank:
-        return _merged(parameters, base_model, names, adapter, dtypes)
+    make = _merged if adapter.rank else _whole
+    found = make(parameters, base_model, names, adapter, dtypes)
+    return sorted(found, key=lambda unit: part_order(unit.outputs[0].name))
+
+
+def _whole(
+    parameters: Mapping[str, Tensor], base_model: Path, names: Names, adapter: AdapterConfig, dtypes: Dtypes
+) -> list[Unit]:
     plain = {stored: name for stored, name in names.plain.items() if name in parameters}
     fused = [one for one in names.fused if one.first in parameters]
     parts = {name for one in fused for found in one.parts.values() for name in found}
@@ -103,8 +99,9 @@ def _merged(
 
 def _with_adapter(stored: str, base_model: Path, adapter: AdapterConfig, pair: Sequence[Tensor]) -> dict[str, Tensor]:
     ((_, base),) = tensor_files.stored(base_model, {stored})
-    return {stored: lora.with_adapter(base[:], *pair, adapter)}
+    a, b = pair
+    return {stored: lora.with_adapter(base[:], a, b, adapter)}
 
 
-def _shapes(base_model: Path, names: set[str]) -> dict[str, tuple[int, ...]]:
+def _shapes(base_model: Path, names: Set[str]) -> dict[str, tuple[int, ...]]:
     return {name: tuple(found.get_shape()) for name, found in tensor_files.stored(base_model, names)}
