@@ -1,69 +1,92 @@
-"""Reads delta files, which come from outside, and applies them to the parent's tensors in place.
+"""Reads delta files, which come from outside. Every size is compared before memory is used for it.
 
-Every size is compared with the version's manifest before memory is used for it. An error names the file. The
-tensors' digests are compared by the caller.
+Errors are DamagedObject and name the file. The digests of the tensors are compared by the caller.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import os
+from collections.abc import Iterator
 from pathlib import Path
-from typing import BinaryIO
+from typing import NamedTuple
+
+import msgspec
 
 from agentrl.errors import DamagedObject
 from agentrl.versions.delta_codec import HEADER, apply_chunk, chunks_of, packed_bytes
-from agentrl.versions.delta_writer import END, END_MARK, MAGIC, NAME_LENGTH, TENSOR
-from agentrl.versions.version_manifest import TensorFacts
-
-READ_BYTES = 1 << 20
+from agentrl.versions.delta_writer import MAGIC, TRAILER, IndexEntry
+from agentrl.versions.version_manifest import MANIFEST_BYTES, TensorFacts
 
 
-def apply_delta(path: Path, tensors: Mapping[str, TensorFacts], target: Callable[[str], memoryview]) -> list[str]:
-    """Apply a delta file to the parent's tensors; returns the names of the tensors that it changes.
+class Chunk(NamedTuple):
+    """An encoded chunk of a tensor."""
 
-    `tensors` are those of the new version; `target(name)` is a tensor's writable memory with the parent's bytes. Raises
-    DamagedObject for a file that is not a delta of them, OSError when it cannot be read. Tensors are then undefined.
+    header: bytes
+    packed: bytes
+
+
+class DeltaFile:
+    """A delta file, whose chunks can be read by several threads. It is open only while chunks are read.
+
+    Raises DamagedObject, and OSError when it cannot be read.
     """
-    changed: list[str] = []
-    try:
-        with path.open("rb", buffering=READ_BYTES) as file:
-            if _exactly(file, len(MAGIC)) != MAGIC:
-                raise ValueError("it is not a delta file")
-            while (name := _next_name(file, len(changed))) is not None:
-                facts = tensors.get(name)
-                if facts is None or name in changed:
-                    raise ValueError(f"it has the tensor {name[:200]!r}, which the version has not, or twice")
-                _apply_tensor(file, facts, target(name))
-                changed.append(name)
-    except ValueError as error:
-        raise DamagedObject(f"{path} is damaged: {error}") from error
-    return changed
 
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        with path.open("rb", buffering=0) as file:
+            self._tensors = self._index(file.fileno())
 
-def _next_name(file: BinaryIO, before: int) -> str | None:
-    """The name of the next tensor; None at the end of the file."""
-    length = _exactly(file, NAME_LENGTH.size)
-    (size,) = NAME_LENGTH.unpack(length)
-    if size != END_MARK:
-        return _exactly(file, size).decode()
-    if END.unpack(length + _exactly(file, END.size - len(length))) != (END_MARK, before) or file.read(1):
-        raise ValueError("its end is damaged")
-    return None
+    @property
+    def names(self) -> set[str]:
+        """The tensors that the file changes."""
+        return set(self._tensors)
 
+    def chunks(self, tensor: TensorFacts) -> Iterator[Chunk]:
+        """The chunks of a tensor in order. Raises DamagedObject when the tensor has another type or size."""
+        entry = self._tensors[tensor.name]
+        if (entry.dtype, entry.size_bytes) != (tensor.dtype, tensor.size_bytes):
+            raise self._damaged(f"its tensor {tensor.name!r} has another type or size than the version's")
+        with self._path.open("rb", buffering=0) as file:
+            at, header = entry.start, self._read(file.fileno(), entry.start, HEADER.size)
+            for part in chunks_of(tensor.size_bytes):
+                try:
+                    size = packed_bytes(header, part.stop - part.start)
+                except ValueError as error:
+                    raise self._damaged(str(error)) from error
+                at += HEADER.size
+                both = self._read(file.fileno(), at, size + HEADER.size)  # the trailer is longer than a header
+                yield Chunk(header, both[:size])
+                at, header = at + size, both[size:]
 
-def _apply_tensor(file: BinaryIO, facts: TensorFacts, target: memoryview) -> None:
-    if TENSOR.unpack(_exactly(file, TENSOR.size)) != (facts.item_bytes, facts.size_bytes):
-        raise ValueError(f"its tensor {facts.name!r} has another type or size than the version's")
-    if len(target) != facts.size_bytes:
-        raise ValueError(f"the parent's tensor {facts.name!r} has another size than the version's")
-    for part in chunks_of(facts.size_bytes):
-        header = _exactly(file, HEADER.size)
-        packed = _exactly(file, packed_bytes(header, part.stop - part.start))
-        apply_chunk(header, packed, target[part], facts.item_bytes)
+    def apply(self, chunk: Chunk, target: memoryview, item_bytes: int) -> None:
+        """Turn the parent's bytes of a chunk into the new ones. Raises DamagedObject; `target` is then undefined."""
+        try:
+            apply_chunk(chunk.header, chunk.packed, target, item_bytes)
+        except ValueError as error:
+            raise self._damaged(str(error)) from error
 
+    def _index(self, descriptor: int) -> dict[str, IndexEntry]:
+        size = os.fstat(descriptor).st_size
+        if size < len(MAGIC) + TRAILER.size or self._read(descriptor, 0, len(MAGIC)) != MAGIC:
+            raise self._damaged("it is not a delta file")
+        length, magic = TRAILER.unpack(self._read(descriptor, size - TRAILER.size, TRAILER.size))
+        start = size - TRAILER.size - length
+        if magic != MAGIC or length > MANIFEST_BYTES or start < len(MAGIC):
+            raise self._damaged("it is truncated")
+        try:
+            entries = msgspec.json.decode(self._read(descriptor, start, length), type=list[IndexEntry])
+        except (ValueError, RecursionError) as error:
+            raise self._damaged(f"its index cannot be read: {error}") from error
+        found = {entry.name: entry for entry in entries}
+        if len(found) != len(entries):
+            raise self._damaged("it has a tensor twice")
+        return found
 
-def _exactly(file: BinaryIO, size: int) -> bytes:
-    data = file.read(size)
-    if len(data) != size:
-        raise ValueError("it is truncated")
-    return data
+    def _read(self, descriptor: int, start: int, size: int) -> bytes:
+        data = os.pread(descriptor, size, start)
+        if len(data) != size:
+            raise self._damaged("it is truncated")
+        return data
+
+    def _damaged(self, what: str) -> DamagedObject:
+        return DamagedObject(f"{self._path} is damaged: {what}")

@@ -1,12 +1,12 @@
-"""Writes a delta file: the tensors that changed, each as its chunks.
+"""Writes a delta file: the chunks of the tensors that changed, and an index of them at its end.
 
     MAGIC
-    tensor   name length (2 bytes), name, element bytes (1), tensor bytes (8), then its chunks (delta_codec)
-    …
-    END      0xffff, number of tensors (4 bytes)
+    chunks of a tensor (delta_codec), one after another; of the next tensor; …
+    index     JSON: [[NAME, TYPE, BYTES OF THE TENSOR, START OF ITS CHUNKS], …]
+    TRAILER   bytes of the index (8, little-endian), MAGIC
 
-Integers are little-endian. A tensor that is equal to its parent's is left out. Several writers write different files of
-one delta; `manifest_of` joins their parts.
+A tensor that is equal to its parent's is left out. Several writers write different files of one delta; `joined` joins
+their parts.
 """
 
 from __future__ import annotations
@@ -21,15 +21,23 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO, NamedTuple, Self
 
+import msgspec
+
 from agentrl.versions.delta_codec import CHUNK_BYTES, Buffer, chunks_of, encode_chunk
-from agentrl.versions.version_manifest import ITEM_BYTES, Delta, VersionFile
+from agentrl.versions.version_manifest import ITEM_BYTES, Delta, Size, VersionFile
 
 MAGIC = b"ARLDELT1"
-NAME_LENGTH = struct.Struct("<H")
-TENSOR = struct.Struct("<BQ")
-END = struct.Struct("<HI")
-END_MARK = 0xFFFF
+TRAILER = struct.Struct("<Q8s")
 THREADS = min(4, os.cpu_count() or 1)
+
+
+class IndexEntry(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """A tensor of a delta file: its name, type and bytes, and where its chunks start in the file."""
+
+    name: str
+    dtype: str
+    size_bytes: Size
+    start: Size
 
 
 class ChangedTensor(NamedTuple):
@@ -52,17 +60,24 @@ class DeltaPart(NamedTuple):
 
 @dataclass(slots=True)
 class _Tensor:
-    """The tensor that is being written. The held bytes, before and after, are those of an incomplete chunk."""
+    """The tensor that is being written. It holds the bytes of an incomplete chunk, before and after."""
 
-    name: str
-    head: bytes
+    entry: IndexEntry
     item_bytes: int
-    size_bytes: int
     seen: int = 0
     changed: int = 0
     same: list[bytes] = field(default_factory=list)  # chunks before the first that differs
     held_parent: bytearray = field(default_factory=bytearray)
     held_new: bytearray = field(default_factory=bytearray)
+
+    def hold(self, parent: Buffer, new: Buffer) -> None:
+        self.held_parent += parent
+        self.held_new += new
+
+    def released(self) -> tuple[Buffer, Buffer]:
+        pair = self.held_parent, self.held_new
+        self.held_parent, self.held_new = bytearray(), bytearray()
+        return pair
 
 
 class DeltaWriter:
@@ -72,7 +87,8 @@ class DeltaWriter:
         self._path = path
         self._threads = threads
         self._digest = hashlib.sha256()
-        self._size = self._tensors = self._changed = self._elements = 0
+        self._index: list[IndexEntry] = []
+        self._size = self._changed = self._elements = 0
 
     def __enter__(self) -> Self:
         self._file: BinaryIO = self._path.open("xb")
@@ -84,7 +100,8 @@ class DeltaWriter:
         self._pool.shutdown(cancel_futures=True)
         try:
             if error[0] is None:
-                self._put(END.pack(END_MARK, self._tensors))
+                index = msgspec.json.encode(self._index)
+                self._put(index + TRAILER.pack(len(index), MAGIC))
         finally:
             self._file.close()
 
@@ -100,42 +117,39 @@ class DeltaWriter:
 
     def begin(self, name: str, dtype: str, size_bytes: int) -> None:
         """Begin a tensor that comes in parts, by `extend`. Raises ValueError for an unknown type."""
-        item_bytes, encoded = ITEM_BYTES.get(dtype), name.encode()
-        if item_bytes is None or size_bytes % item_bytes or not 0 < len(encoded) < END_MARK:
-            raise ValueError(f"tensor {name!r} cannot be written as a delta: {size_bytes} bytes of type {dtype}")
-        head = NAME_LENGTH.pack(len(encoded)) + encoded + TENSOR.pack(item_bytes, size_bytes)
-        self._tensor = _Tensor(name, head, item_bytes, size_bytes)
-        self._elements += size_bytes // item_bytes
+        item_bytes = ITEM_BYTES.get(dtype)
+        if item_bytes is None or size_bytes % item_bytes:
+            raise ValueError(f"tensor {name!r} cannot be a delta: {size_bytes} bytes of type {dtype[:40]!r}")
+        self._tensor = _Tensor(IndexEntry(name, dtype, size_bytes, self._size), item_bytes)
 
     def extend(self, parent: Buffer, new: Buffer) -> None:
         """Add the tensor's next bytes, before and after. Raises as `add` does."""
         tensor = self._tensor
         before, after = memoryview(parent).cast("B"), memoryview(new).cast("B")
         tensor.seen += len(after)
-        if len(before) != len(after) or tensor.seen > tensor.size_bytes:
-            raise ValueError(f"tensor {tensor.name!r} cannot be a delta of its parent: its type or size differs")
+        if len(before) != len(after) or tensor.seen > tensor.entry.size_bytes:
+            raise ValueError(f"tensor {tensor.entry.name!r} is no delta of its parent: its type or size differs")
         pairs: list[tuple[Buffer, Buffer]] = []
         if tensor.held_new:
             missing = CHUNK_BYTES - len(tensor.held_new)
-            tensor.held_parent += before[:missing]
-            tensor.held_new += after[:missing]
+            tensor.hold(before[:missing], after[:missing])
             before, after = before[missing:], after[missing:]
             if len(tensor.held_new) == CHUNK_BYTES:
-                pairs.append((tensor.held_parent, tensor.held_new))
-                tensor.held_parent, tensor.held_new = bytearray(), bytearray()
+                pairs.append(tensor.released())
         full = len(after) - len(after) % CHUNK_BYTES
-        pairs += [(before[part], after[part]) for part in chunks_of(full)]
-        self._encode(pairs)
-        tensor.held_parent += before[full:]
-        tensor.held_new += after[full:]
+        self._encode([*pairs, *((before[part], after[part]) for part in chunks_of(full))])
+        tensor.hold(before[full:], after[full:])
 
     def end(self) -> int:
         """End the tensor; returns the number of its elements that differ. Raises as `add` does."""
         tensor = self._tensor
-        if tensor.seen != tensor.size_bytes:
-            raise ValueError(f"tensor {tensor.name!r} has {tensor.seen} bytes, not {tensor.size_bytes}")
+        if tensor.seen != tensor.entry.size_bytes:
+            raise ValueError(f"tensor {tensor.entry.name!r} has {tensor.seen} bytes, not {tensor.entry.size_bytes}")
         if tensor.held_new:
-            self._encode([(tensor.held_parent, tensor.held_new)])
+            self._encode([tensor.released()])
+        if tensor.changed:
+            self._index.append(tensor.entry)
+        self._elements += tensor.seen // tensor.item_bytes
         self._changed += tensor.changed
         return tensor.changed
 
@@ -157,14 +171,11 @@ class DeltaWriter:
 
     def _put_chunk(self, chunk: bytes, differ: int) -> None:
         tensor = self._tensor
-        if not tensor.changed and differ:
-            self._tensors += 1
-            self._put(tensor.head + b"".join(tensor.same))
         tensor.changed += differ
+        tensor.same.append(chunk)
         if tensor.changed:
-            self._put(chunk)
-        else:
-            tensor.same.append(chunk)
+            self._put(b"".join(tensor.same))
+            tensor.same.clear()
 
     def _put(self, data: bytes) -> None:
         self._file.write(data)

@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import msgspec
+
 from agentrl.errors import StorageError
 from agentrl.versions.version_manifest import VersionManifest
 
@@ -56,6 +58,27 @@ def route(
     if best is None:
         raise StorageError(f"{wanted.name} cannot be made: no whole files of it or of an ancestor, down to {at.name}")
     return best
+
+
+def routes(
+    wanted: VersionManifest, find: Callable[[str], VersionManifest | None], is_cached: Callable[[VersionManifest], bool]
+) -> list[Route]:
+    """`route`, and then the best of the other kind where there is one: the whole files alone, or by deltas.
+
+    The second is for a host where the first failed. Raises StorageError as `route` does.
+    """
+    best = route(wanted, find, is_cached)
+    if best.is_cached and not best.deltas:
+        return [best]
+    if best.deltas:
+        size = wanted.whole_bytes
+        return [best] if size is None else [best, Route(wanted, False, (), size)]
+    if wanted.delta is None:
+        return [best]
+    try:
+        return [best, route(msgspec.structs.replace(wanted, whole=None), find, is_cached)]
+    except StorageError:
+        return [best]
 
 
 def _better(one: Route | None, other: Route) -> Route:

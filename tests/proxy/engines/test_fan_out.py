@@ -44,6 +44,23 @@ def test_a_source_that_failed_is_not_used_again():
     assert next_fetches(copies, fan_out=2, origins=1) == {}
 
 
+def test_hosts_that_relay_have_children_while_they_fetch():
+    copies = [Copy(host="a", stage=FETCHING, relays=True), Copy(host="b", stage=FETCHING), Copy(host="c", stage=ABSENT)]
+    assert next_fetches(copies, fan_out=2, origins=0) == {"c": "a"}
+
+
+def test_a_host_does_not_read_from_one_that_waits_for_it():
+    """`a` has lost its source; `b` reads from `a`, and `c` from `b`."""
+    copies = [
+        Copy(host="a", stage=ABSENT),
+        Copy(host="b", stage=FETCHING, source="a", relays=True),
+        Copy(host="c", stage=FETCHING, source="b", relays=True),
+        Copy(host="d", stage=FETCHING, relays=True),
+    ]
+    assert next_fetches(copies, fan_out=2, origins=0) == {"a": "d"}
+    assert next_fetches(copies[:3], fan_out=2, origins=0) == {}
+
+
 @pytest.mark.parametrize(("fan_out", "origins"), [(1, 1), (2, 2), (4, 2)])
 def test_the_tree_grows_by_its_fan_out_in_each_round(fan_out, origins):
     copies, rounds = {copy.host: copy for copy in hosts(1000)}, 0
@@ -61,9 +78,20 @@ COPIES = st.lists(
         stage=st.sampled_from(Stage),
         source=st.sampled_from([*"abcdefghij", ORIGIN]),
         avoids=st.frozensets(st.sampled_from([*"abcdefghij", ORIGIN]), max_size=4),
+        relays=st.booleans(),
     ),
     unique_by=lambda copy: copy.host,
 )
+
+
+def chain(source: str | None, by_host: dict[str, Copy]) -> set[str]:
+    """The hosts on the way from a source to the origin."""
+    hosts: set[str] = set()
+    while source is not None and source not in hosts:
+        hosts.add(source)
+        copy = by_host.get(source)
+        source = copy.source if copy is not None and copy.stage is FETCHING else None
+    return hosts
 
 
 @given(COPIES, st.integers(1, 3), st.integers(0, 3), st.randoms())
@@ -74,12 +102,17 @@ def test_invariants(copies, fan_out, origins, draw):
     for host, source in fetches.items():
         assert by_host[host].stage is ABSENT
         assert source not in by_host[host].avoids
-        assert source is ORIGIN or by_host[source].stage is PRESENT
+        assert source is ORIGIN or by_host[source].serves
+        assert host not in chain(source, by_host)
         assert used[source] <= (origins if source is ORIGIN else fan_out)
     for copy in copies:
         if copy.stage is ABSENT and copy.host not in fetches:  # it waits: every source that it may use is occupied
             assert ORIGIN in copy.avoids or used[ORIGIN] >= origins
-            usable = (c.host for c in copies if c.stage is PRESENT and c.host not in copy.avoids)
+            usable = (
+                c.host
+                for c in copies
+                if c.serves and c.host not in copy.avoids and copy.host not in chain(c.host, by_host)
+            )
             assert all(used[host] >= fan_out for host in usable)
     assert next_fetches(draw.sample(copies, len(copies)), fan_out=fan_out, origins=origins) == fetches
 

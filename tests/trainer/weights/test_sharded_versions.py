@@ -17,7 +17,8 @@ from safetensors.torch import load_file
 from agentrl.trainer.distributed import World
 from agentrl.trainer.weights.version_folders import manifest_in
 from agentrl.trainer.weights.weight_stream import raw
-from agentrl.versions.delta_reader import apply_delta
+from agentrl.versions.delta_codec import chunks_of
+from agentrl.versions.delta_reader import DeltaFile
 from agentrl.versions.version_manifest import VersionManifest
 
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -113,6 +114,11 @@ def assert_delta_applies(folder: Path) -> None:
     assert second.delta.parent == "v1-a"
     held = {name: tensor.contiguous() for name, tensor in tensors_in(folder / "v1-a").items()}
     for file in second.delta.files:
-        apply_delta(folder / "v2-a" / file.name, second.by_name, lambda name: raw(held[name]))
+        delta = DeltaFile(folder / "v2-a" / file.name)
+        for name in delta.names:
+            fact = second.by_name[name]
+            parts = chunks_of(fact.size_bytes)
+            for part, chunk in zip(parts, delta.chunks(fact), strict=True):
+                delta.apply(chunk, raw(held[name])[part], fact.item_bytes)
     for fact in second.tensors:
         assert sha256(raw(held[fact.name])).hexdigest() == fact.sha256
