@@ -119,7 +119,7 @@ class DeltaWriter:
         """Begin a tensor that comes in parts, by `extend`. Raises ValueError for an unknown type."""
         item_bytes = ITEM_BYTES.get(dtype)
         if item_bytes is None or size_bytes % item_bytes:
-            raise ValueError(f"tensor {name!r} cannot be a delta: {size_bytes} bytes of type {dtype[:40]!r}")
+            raise ValueError(f"tensor {name!r} is no delta of its parent: {size_bytes} bytes of type {dtype[:40]!r}")
         self._tensor = _Tensor(IndexEntry(name, dtype, size_bytes, self._size), item_bytes)
 
     def extend(self, parent: Buffer, new: Buffer) -> None:
