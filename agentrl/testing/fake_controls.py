@@ -29,8 +29,8 @@ class Controls:
     Attributes that a test may set: `fail_next_update` (the error of the next weight update or adapter load),
     `update_takes_s` (how long an update from a folder takes), `digests` (of the weights; None derives them from the
     source of the weights). `released` names the memory that is released: "weights", "kv_cache". `undefined` is true
-    from the release of the weights until all of them are loaded. `content` has the digests of tensors that were read from
-    a folder or swapped in, where the engine `reads_content`.
+    from the release of the weights until all of them are loaded. `content` has the digests of the tensors that were
+    read from a folder or swapped in, where the engine `reads_content`.
     """
 
     def __init__(self, *, version: int, model_path: str, takes_adapters: bool, reads_content: bool = False) -> None:

@@ -1,1 +1,1 @@
-"""The engine's side of prepared versions: fetch, stage beside the weights in use, swap. The plugin loads it in SGLang."""
+"""The engine's side of prepared versions: fetch, stage beside the weights in use, swap; the plugin of SGLang."""
