@@ -27,14 +27,16 @@ from agentrl.versions.version_entries import (
     MADE,
     WHOLE,
     InPlace,
+    begin,
     bytes_in,
+    drafts,
     is_sound,
     manifest_in,
     own_manifest,
     seal,
 )
 from agentrl.versions.version_fetch import Fetcher
-from agentrl.versions.version_manifest import VersionManifest
+from agentrl.versions.version_manifest import DELTA_NAME, VersionManifest
 from agentrl.versions.version_sources import Source
 from agentrl.versions.whole_files import make_whole
 
@@ -63,13 +65,18 @@ class VersionCache:
     def locate(self, name: str, file: str) -> Path | None:
         """The path of a version's file that this host can serve to others; None when it has none.
 
-        Files that were made are not served: their digests are not those of the version's manifest.
+        Files that were made are not served: their digests are not those of the version's manifest. While a version is
+        read, the files that have come are served.
         """
         for kind in (WHOLE, DELTA):
-            path = self._root / f"{name}{kind}" / file
-            if path.is_file():
-                return path
+            for folder in (self._root / f"{name}{kind}", *drafts(self._root, name, kind)):
+                if (folder / file).is_file():
+                    return folder / file
         return None
+
+    def is_coming(self, name: str, file: str) -> bool:
+        """Whether this host is reading the files of a version that the file belongs to."""
+        return bool(drafts(self._root, name, DELTA if DELTA_NAME.fullmatch(file) else WHOLE))
 
     def _whole(
         self, held: ExitStack, name: str, sources: Sequence[Source], checksum: str, received: Callable[[int], None]
@@ -121,8 +128,9 @@ class VersionCache:
                 deltas = [self._deltas(used, manifest, fetcher) for manifest in way.deltas]
 
                 def fill(draft: Path) -> None:
+                    begin(draft, msgspec.structs.replace(wanted, whole=None, delta=way.deltas[-1].delta))
                     make_whole(base, way.base, wanted, deltas, draft, lambda: fetcher.received(0))
-                    seal(draft, msgspec.structs.replace(wanted, whole=None, delta=way.deltas[-1].delta))
+                    seal(draft)
 
                 return self._entry(held, wanted, MADE, bytes_in(base), fill)
         except DamagedObject:
@@ -142,9 +150,10 @@ class VersionCache:
             raise StorageError(f"{base.name} was deleted from the cache {self._root} while it was wanted")
 
         def fill(draft: Path) -> None:
+            begin(draft, base)
             fetcher.fill(base.name, files, draft)
             verify(draft, base)
-            seal(draft, base)
+            seal(draft)
 
         return self._entry(used, base, WHOLE, size, fill)
 
@@ -162,8 +171,9 @@ class VersionCache:
         assert delta is not None
 
         def fill(draft: Path) -> None:
+            begin(draft, wanted)
             fetcher.fill(wanted.name, delta.files, draft)
-            seal(draft, wanted)
+            seal(draft)
 
         folder = self._entry(used, wanted, DELTA, delta.size_bytes, fill)
         return [folder / file.name for file in (manifest_in(folder).delta or delta).files]

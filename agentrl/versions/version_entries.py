@@ -19,9 +19,13 @@ MOST_STAMPS = 64
 """Stamps of folders in place that are kept."""
 
 
-def seal(draft: Path, manifest: VersionManifest) -> None:
-    """Complete an entry whose files are verified. Raises OSError."""
+def begin(draft: Path, manifest: VersionManifest) -> None:
+    """Write the manifest of an entry. Raises OSError."""
     (draft / VERSION_FILE).write_bytes(manifest.dumps())
+
+
+def seal(draft: Path) -> None:
+    """Complete an entry whose files are verified. Raises OSError."""
     write_stamp(draft / STAMP, stamp_of(draft, _names(draft)))
 
 
@@ -47,6 +51,11 @@ def is_sound(folder: Path) -> bool:
 def manifest_in(folder: Path) -> VersionManifest:
     """The manifest of an entry. Raises OSError and DamagedObject."""
     return named_manifest((folder / VERSION_FILE).read_bytes(), folder.stem, str(folder))
+
+
+def drafts(root: Path, name: str, kind: str) -> list[Path]:
+    """The entry while it is filled, or what a killed process left of it."""
+    return list(root.glob(f".{name}{kind}.*.part"))
 
 
 def own_manifest(root: Path, name: str) -> VersionManifest | None:

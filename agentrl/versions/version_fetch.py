@@ -101,7 +101,8 @@ class Fetcher:
     def _copy(self, source: Source, name: str, file: VersionFile, target: Path) -> None:
         """Copy a file from a source. Raises StorageError of the source, and OSError of this disk."""
         digest, size = hashlib.sha256(), 0
-        with target.open("wb") as out:
+        coming = target.with_name(f".{target.name}")
+        with coming.open("wb") as out:
             for piece in source.read(name, file.name, 0, file.size_bytes):
                 size += len(piece)
                 if size > file.size_bytes:
@@ -111,3 +112,4 @@ class Fetcher:
                 self.received(len(piece))
         if (size, digest.hexdigest()) != (file.size_bytes, file.sha256):
             raise DamagedObject(f"{source}/{name}/{file.name} has other bytes than its manifest states")
+        coming.rename(target)  # from now on other hosts can read it from this one

@@ -1,6 +1,7 @@
 """ASGI: serves version files, `GET /NAME/FILE` and `HEAD`, with ranges and entity tags, to hosts with a read token.
 
-401 no token   403 a token for another version   404 no such file   416 a range behind its end   503 too many readers
+401 no token   403 a token for another version   404 no such file   416 a range behind its end
+    503 too many readers, or the file is being read from elsewhere: try again
 """
 
 from __future__ import annotations
@@ -23,10 +24,14 @@ Headers = list[tuple[bytes, bytes]]
 
 
 class Shelf(Protocol):
-    """Where version files are: a VersionCache or a WeightsFolder."""
+    """Where version files are: a VersionCache or a WeightsFolder. `name` and `file` are validated."""
 
     def locate(self, name: str, file: str) -> Path | None:
-        """The path of a version's file; None when it is not there. `name` and `file` are validated."""
+        """The path of a version's file; None when it is not there."""
+        ...
+
+    def is_coming(self, name: str, file: str) -> bool:
+        """Whether a file that is not there is being read from elsewhere."""
         ...
 
 
@@ -40,6 +45,10 @@ class WeightsFolder:
         """See `Shelf`."""
         path = self._root / name / file
         return path if path.is_file() else None
+
+    def is_coming(self, name: str, file: str) -> bool:
+        """See `Shelf`."""
+        return False
 
 
 class VersionFiles:
@@ -62,9 +71,9 @@ class VersionFiles:
             return
         headers = {key.lower(): value for key, value in scope["headers"]}
         status, path = self._checked(scope, headers)
-        if path is None:
+        if path is None and status != 503:
             await _refuse(send, status)
-        elif self._readers >= self._most_readers:
+        elif path is None or self._readers >= self._most_readers:
             await _refuse(send, 503, [(b"retry-after", b"1")])
         else:
             self._readers += 1
@@ -87,6 +96,8 @@ class VersionFiles:
             return 403, None
         found = (shelf.locate(name, file) for shelf in self._shelves)
         path = next((path for path in found if path is not None), None)
+        if path is None and any(shelf.is_coming(name, file) for shelf in self._shelves):
+            return 503, None
         return 404, path
 
 
