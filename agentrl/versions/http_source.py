@@ -15,7 +15,7 @@ TRIES = 5
 PAUSE_S = 0.2
 """Wait before the second try; the next ones wait twice as long each, but LONGEST_PAUSE_S at most."""
 LONGEST_PAUSE_S = 2.0
-BUSY_TRIES = 60
+BUSY_TRIES = 20
 """Answers in a row that ask to try again, because the host has too many readers or is reading the file itself."""
 WINDOW_BYTES = 1 << 20
 WINDOW_S = 60.0

@@ -23,20 +23,17 @@ from agentrl.storage.folder_cache import FolderCache
 from agentrl.versions.tensor_files import verify
 from agentrl.versions.version_chain import Route, routes
 from agentrl.versions.version_entries import (
-    DELTA,
-    MADE,
-    WHOLE,
     InPlace,
-    begin,
+    announce,
     bytes_in,
-    drafts,
     is_sound,
     manifest_in,
     own_manifest,
     seal,
 )
 from agentrl.versions.version_fetch import Fetcher
-from agentrl.versions.version_manifest import DELTA_NAME, VersionManifest
+from agentrl.versions.version_manifest import VersionManifest
+from agentrl.versions.version_relay import DELTA, MADE, WHOLE, VersionRelay
 from agentrl.versions.version_sources import Source
 from agentrl.versions.whole_files import make_whole
 
@@ -48,6 +45,7 @@ class VersionCache:
         self._root = root.expanduser()
         self._entries = FolderCache(self._root, limit_bytes, is_sound=is_sound, durable=False)
         self._in_place = InPlace(self._root, self._entries)
+        self._relay = VersionRelay(self._root)
 
     @contextmanager
     def whole(
@@ -60,23 +58,25 @@ class VersionCache:
         or the cache has no room.
         """
         with ExitStack() as held:
-            yield self._cached(held, name, checksum) or self._whole(held, name, sources, checksum, received)
+            with self._relay.reading(name):
+                folder = self._cached(held, name, checksum) or self._whole(held, name, sources, checksum, received)
+            yield folder
 
     def locate(self, name: str, file: str) -> Path | None:
         """The path of a version's file that this host can serve to others; None when it has none.
 
-        Files that were made are not served: their digests are not those of the version's manifest. While a version is
-        read, the files that have come are served.
+        A verified file is served while others of its version are read. Files that were made are not served: their
+        digests are not those of the version's manifest.
         """
         for kind in (WHOLE, DELTA):
-            for folder in (self._root / f"{name}{kind}", *drafts(self._root, name, kind)):
-                if (folder / file).is_file():
-                    return folder / file
-        return None
+            path = self._root / f"{name}{kind}" / file
+            if path.is_file():
+                return path
+        return self._relay.locate(name, file)
 
-    def is_coming(self, name: str, file: str) -> bool:
-        """Whether this host is reading the files of a version that the file belongs to."""
-        return bool(drafts(self._root, name, DELTA if DELTA_NAME.fullmatch(file) else WHOLE))
+    def awaits(self, name: str, file: str) -> bool:
+        """Whether this process is reading the version and may have the file soon."""
+        return self._relay.awaits(name, file)
 
     def _whole(
         self, held: ExitStack, name: str, sources: Sequence[Source], checksum: str, received: Callable[[int], None]
@@ -124,13 +124,14 @@ class VersionCache:
         """
         try:
             with ExitStack() as used:
+                for manifest in way.deltas:
+                    used.enter_context(self._relay.reading(manifest.name, DELTA))
                 base = self._base(used, way.base, fetcher)
                 deltas = [self._deltas(used, manifest, fetcher) for manifest in way.deltas]
 
                 def fill(draft: Path) -> None:
-                    begin(draft, msgspec.structs.replace(wanted, whole=None, delta=way.deltas[-1].delta))
                     make_whole(base, way.base, wanted, deltas, draft, lambda: fetcher.received(0))
-                    seal(draft)
+                    seal(draft, msgspec.structs.replace(wanted, whole=None, delta=way.deltas[-1].delta))
 
                 return self._entry(held, wanted, MADE, bytes_in(base), fill)
         except DamagedObject:
@@ -150,12 +151,13 @@ class VersionCache:
             raise StorageError(f"{base.name} was deleted from the cache {self._root} while it was wanted")
 
         def fill(draft: Path) -> None:
-            begin(draft, base)
+            announce(draft, base)
             fetcher.fill(base.name, files, draft)
             verify(draft, base)
-            seal(draft)
+            seal(draft, base)
 
-        return self._entry(used, base, WHOLE, size, fill)
+        with self._relay.reading(base.name, WHOLE):
+            return self._entry(used, base, WHOLE, size, fill)
 
     def _cached(self, held: ExitStack, name: str, checksum: str) -> Path | None:
         """The entry with a version's whole files."""
@@ -171,9 +173,9 @@ class VersionCache:
         assert delta is not None
 
         def fill(draft: Path) -> None:
-            begin(draft, wanted)
+            announce(draft, wanted)
             fetcher.fill(wanted.name, delta.files, draft)
-            seal(draft)
+            seal(draft, wanted)
 
         folder = self._entry(used, wanted, DELTA, delta.size_bytes, fill)
         return [folder / file.name for file in (manifest_in(folder).delta or delta).files]

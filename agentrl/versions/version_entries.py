@@ -11,21 +11,22 @@ from agentrl.storage.folder_manifest import FileFacts, facts_of
 from agentrl.versions.tensor_files import verify
 from agentrl.versions.version_fetch import Fetcher
 from agentrl.versions.version_manifest import VERSION_FILE, VersionManifest, named_manifest
+from agentrl.versions.version_relay import DELTA, MADE, WHOLE
 from agentrl.versions.version_stamps import STAMP, is_stamped, stamp_of, write_stamp
 
-WHOLE, MADE, DELTA = ".whole", ".made", ".delta"
 IN_PLACE = "in-place"
 MOST_STAMPS = 64
 """Stamps of folders in place that are kept."""
 
 
-def begin(draft: Path, manifest: VersionManifest) -> None:
-    """Write the manifest of an entry. Raises OSError."""
+def announce(draft: Path, manifest: VersionManifest) -> None:
+    """Say in a draft which files will come. Raises OSError."""
     (draft / VERSION_FILE).write_bytes(manifest.dumps())
 
 
-def seal(draft: Path) -> None:
+def seal(draft: Path, manifest: VersionManifest) -> None:
     """Complete an entry whose files are verified. Raises OSError."""
+    announce(draft, manifest)
     write_stamp(draft / STAMP, stamp_of(draft, _names(draft)))
 
 
@@ -51,11 +52,6 @@ def is_sound(folder: Path) -> bool:
 def manifest_in(folder: Path) -> VersionManifest:
     """The manifest of an entry. Raises OSError and DamagedObject."""
     return named_manifest((folder / VERSION_FILE).read_bytes(), folder.stem, str(folder))
-
-
-def drafts(root: Path, name: str, kind: str) -> list[Path]:
-    """The entry while it is filled, or what a killed process left of it."""
-    return list(root.glob(f".{name}{kind}.*.part"))
 
 
 def own_manifest(root: Path, name: str) -> VersionManifest | None:

@@ -220,33 +220,6 @@ def test_a_host_serves_what_it_read(cache: VersionCache, tmp_path: Path) -> None
     assert cache.locate("v2-a", "model-00001-of-00002.safetensors") is None  # made here
 
 
-def test_a_host_serves_files_while_it_reads_the_others(tmp_path: Path) -> None:
-    """A third host reads a version from a second one, whose source gives the last file when the third asks for it."""
-    lineage = Lineage(tmp_path / "weights", 1)
-    first, asked = VersionCache(tmp_path / "first", ROOM), threading.Event()
-
-    class Slow(Counted):
-        def read(self, name: str, file: str, start: int, end: int) -> Any:
-            if file.startswith("model-00002"):
-                assert asked.wait(60)
-            yield from super().read(name, file, start, end)
-
-    class Waiting(Peer):
-        def read(self, name: str, file: str, start: int, end: int) -> Any:
-            while first.locate(name, file) is None:
-                assert first.is_coming(name, file)
-                if file.startswith("model-00002"):
-                    asked.set()
-            yield from super().read(name, file, start, end)
-
-    reader = threading.Thread(target=lineage.fetch, args=(first, 1, Slow(lineage.copied())))
-    reader.start()
-    while first.locate("v1-a", "version.json") is None:
-        pass
-    lineage.fetch(VersionCache(tmp_path / "second", ROOM), 1, Waiting(first))
-    reader.join()
-
-
 def test_a_chain_of_hosts(tmp_path: Path) -> None:
     """A host that reads from another host's cache has the same bytes."""
     lineage = Lineage(tmp_path / "weights", 4, anchors=(1, 3))

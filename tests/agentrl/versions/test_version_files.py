@@ -119,21 +119,6 @@ async def test_other_methods(http: httpx.AsyncClient) -> None:
     assert (await http.put(FILE, content=b"x")).status_code == 405
 
 
-class Reading(WeightsFolder):
-    """A shelf whose host reads the version."""
-
-    def is_coming(self, name: str, file: str) -> bool:
-        return name == "v2-b"
-
-
-async def test_a_file_that_is_being_read(tmp_path: Path) -> None:
-    app = VersionFiles([Reading(tmp_path)], lambda token, name: True)
-    headers = {"Authorization": "Bearer x"}
-    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://host", headers=headers) as client:
-        assert (await client.get(FILE)).status_code == 503
-        assert (await client.get(FILE.replace("v2-b", "v3-c"))).status_code == 404
-
-
 async def test_more_readers_than_it_serves(tmp_path: Path) -> None:
     (tmp_path / "v2-b").mkdir()
     (tmp_path / "v2-b" / "model.safetensors").write_bytes(DATA)
