@@ -40,7 +40,6 @@ from agentrl.trainer.metrics.fact_collector import FactCollector, chosen
 from agentrl.trainer.models.run_models import after_step, make_models
 from agentrl.trainer.nonfinite import NonFinite
 from agentrl.trainer.optimizer import make_optimizer
-from agentrl.trainer.publish import weights
 from agentrl.trainer.publish.publish_client import Publisher
 from agentrl.trainer.run import gpu_turn
 from agentrl.trainer.run.batch_lease import ShouldAccept, next_batch
@@ -57,6 +56,7 @@ from agentrl.trainer.run_lineage import Lineage
 from agentrl.trainer.scoring import make_share
 from agentrl.trainer.stop import Stop
 from agentrl.trainer.update import update_policy
+from agentrl.trainer.weights import model_export
 
 POLL_S = 1.0
 
@@ -191,7 +191,7 @@ class TrainingRun:
         if self._saved is None:
             raise UserError("publish: there is no step that is not published")
         t, saved, self._saved = self._t, self._saved, None
-        publish(t, saved.record.version, saved.published.tensors)
+        publish(t, saved.record.version, saved.published)
         t.step, t.version = saved.record.step, saved.record.version
 
     def evaluate(self, timeout_s: float | None = None) -> Evaluation | None:
@@ -251,7 +251,7 @@ def opened(
             if t.checkpointed < t.step:
                 say(t, f"stopping: steps {t.checkpointed + 1} to {t.step} have no checkpoint and will be repeated")
             return
-        weights.export(config.run_dir, t.policy, base_model, config.trainer.lora, world)
+        model_export.export(config.run_dir, t.policy, base_model, config.trainer.lora, world)
         t.lineage.finish()
         say(t, f"finished: {t.step} steps, model in {config.run_dir / 'model'}")
         t.evaluations.wait_for_last(t.version, t.stop.wait, config.evaluation.hold_timeout_s)
