@@ -60,7 +60,7 @@ def broadcast(offers: Offers, taken: dict[str, torch.Tensor], most: int) -> None
             taken.update(bucket)
         yield {}
 
-    real, tensor_broadcast.broadcast = tensor_broadcast.broadcast, sent
+    real, tensor_broadcast.broadcast = tensor_broadcast.broadcast, sent  # type: ignore
     try:
         with offers.broadcast(MEMBERS, torch.device("cpu"), 5.0):
             pass
