@@ -66,7 +66,15 @@ def fill(database: Database, size: Size, config: RunConfig, vocabulary: int = VO
 
 
 PLAYED = 64
-COPIED = ("groups", "sessions", "interactions", "interaction_data", "trajectories", "trajectory_interactions", "rewards")
+COPIED = (
+    "groups",
+    "sessions",
+    "interactions",
+    "interaction_data",
+    "trajectories",
+    "trajectory_interactions",
+    "rewards",
+)
 SHARED = ("run_id", "task_id")
 """Ids of what all copies belong to."""
 
@@ -76,7 +84,8 @@ def _copy(conn: Connection, begin: str) -> None:
     for name in COPIED:
         columns = [column.name for column in metadata.tables[name].columns]
         ids = [c for c in columns if (c == "id" or c.endswith(("_id", "key_hash"))) and c not in SHARED]
-        changed = {c: f"'{begin}' || substr(\"{c}\", 2)" for c in ids} | {"cursor": f'"cursor" + 1000 * {int(begin, 16)}'}
+        changed = {c: f"'{begin}' || substr(\"{c}\", 2)" for c in ids}
+        changed["cursor"] = f'"cursor" + 1000 * {int(begin, 16)}'
         chosen = [changed.get(c, f'"{c}"') for c in columns]
         into, played = ", ".join(f'"{c}"' for c in columns), f"substr(\"{ids[0]}\", 1, 1) = '0'"
         conn.execute(text(f"INSERT INTO {name} ({into}) SELECT {', '.join(chosen)} FROM {name} WHERE {played}"))

@@ -104,7 +104,9 @@ def mismatch_metrics(gap_S: Tensor, peers: Peers = ALONE) -> Metrics:
 
 
 def drift_metrics(gap_S: Tensor, peers: Peers = ALONE) -> Metrics:
-    """The mean |d| of tokens that older weights sampled: how far the policy has moved since. Collective if `peers` are."""
+    """The mean |d| of tokens that older weights sampled: how far the policy has moved since.
+    Collective if `peers` are.
+    """
     sums = peers.total({"n": float(len(gap_S)), "abs": float(gap_S.double().abs().sum())})
     return {"drift_tokens": sums["n"]} | ({"drift": sums["abs"] / sums["n"]} if sums["n"] else {})
 
