@@ -384,3 +384,68 @@ def test_a_process_that_is_killed_leaves_no_half_version(tmp_path: Path, module:
     for version in (3, 2, 1):
         lineage.fetch(VersionCache(tmp_path / "cache", ROOM), version)
     assert not list((tmp_path / "cache").glob(".*.part"))
+
+
+def test_versions_over_http_while_connections_break(tmp_path: Path, host: Any) -> None:
+    """Hosts miss versions, connections are cut anywhere, and every byte is that of the version."""
+    lineage = Lineage(tmp_path / "served", 30, anchors=(1, 11, 21), elements=5000)
+    rng, lock = np.random.default_rng(1), threading.Lock()
+
+    def cut_after(path: str) -> int | None:
+        with lock:
+            return int(rng.integers(1, 40_000)) if rng.random() < 0.4 else None
+
+    host.break_after = cut_after
+    source = HTTPSource(host.url, "reads", pause=lambda seconds: None)
+    hosts = [VersionCache(tmp_path / f"host{n}", ROOM) for n in range(2)]
+    for version in range(1, 31):
+        for cache in hosts:
+            if rng.random() < 0.3:
+                fetch_in_spite(lineage, cache, version, source)
+    assert len(host.requests) > 100
+
+
+def fetch_in_spite(lineage: Lineage, cache: VersionCache, version: int, source: Source) -> None:
+    """Fetch a version, again when connections broke more often in a row than a read bears."""
+    for _ in range(20):
+        try:
+            lineage.fetch(cache, version, source)
+        except StorageError:
+            continue
+        return
+    raise AssertionError("the version did not come")
+
+
+HELD = """
+import sys
+from pathlib import Path
+from agentrl.versions.http_source import HTTPSource
+from agentrl.versions.version_cache import VersionCache
+
+def received(size):
+    print("received", flush=True)
+    sys.stdin.read()
+
+cache = VersionCache(Path(sys.argv[1]), 10**9)
+with cache.whole("v3-a", [HTTPSource(sys.argv[2], "reads")], sys.argv[3], received):
+    pass
+"""
+
+
+def test_a_process_that_is_killed_while_it_reads(tmp_path: Path, host: Any) -> None:
+    """Another process that waits for the same version goes on in its place."""
+    lineage = Lineage(tmp_path / "served", 3)
+    arguments = [str(tmp_path / "cache"), host.url, lineage.manifests[2].checksum]
+    command = [sys.executable, "-c", HELD, *arguments]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"received\n"
+        waiting = threading.Thread(
+            target=lineage.fetch,
+            args=(VersionCache(tmp_path / "cache", ROOM), 3, HTTPSource(host.url, "reads")),
+        )
+        waiting.start()
+        process.kill()
+    waiting.join()
+    assert entries(tmp_path) == {"v1-a.whole", "v2-a.delta", "v3-a.delta", "v3-a.made"}
+    assert not list((tmp_path / "cache").glob(".*.part"))
