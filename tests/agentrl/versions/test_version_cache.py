@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from agentrl.errors import StorageError
+from agentrl.errors import CacheError, StorageError
 from agentrl.storage.object_store import ObjectStore
 from agentrl.versions import tensor_files, version_cache, version_entries, whole_files
 from agentrl.versions.http_source import HTTPSource
@@ -274,6 +274,45 @@ def test_a_full_disk(cache: VersionCache, tmp_path: Path, monkeypatch: pytest.Mo
     lineage.fetch(cache, 2)
 
 
+def test_a_full_disk_is_not_tried_again(cache: VersionCache, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither by the other route nor by another source."""
+    lineage = Lineage(tmp_path / "weights", 2, anchors=(1, 2))
+    sources, calls = [Counted(lineage.copied()), Counted(lineage.copied())], list[Path]()
+
+    def verify(folder: Path, manifest: VersionManifest) -> None:
+        calls.append(folder)
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(version_cache, "verify", verify)
+    with pytest.raises(CacheError, match="No space left on device"):
+        lineage.fetch(cache, 2, *sources)
+    assert len(calls) == 1
+    assert sources[1].reads == []
+
+
+def test_a_failed_file_ends_the_others(cache: VersionCache, tmp_path: Path) -> None:
+    lineage = Lineage(tmp_path / "weights", 1)
+    failed = threading.Event()
+
+    class Source(Counted):
+        def read(self, name: str, file: str, start: int, end: int) -> Any:
+            if file == "config.json":
+                failed.set()
+                raise StorageError("config.json is gone")
+            assert failed.wait(60)
+            while True:
+                yield b""
+
+    with pytest.raises(StorageError, match=r"config\.json is gone"):
+        lineage.fetch(cache, 1, Source(lineage.copied()))
+
+
+@pytest.mark.parametrize("name", ["../v1-a", "weights", "v1-a/..", ""])
+def test_other_names_are_refused(cache: VersionCache, tmp_path: Path, name: str) -> None:
+    with pytest.raises(StorageError, match="not a version folder's name"), cache.whole(name, [], "0" * 64):
+        pass
+
+
 def test_no_room(tmp_path: Path) -> None:
     lineage = Lineage(tmp_path / "weights", 2)
     size = lineage.manifests[0].whole_bytes or 0
@@ -439,7 +478,7 @@ def test_a_process_that_is_killed_while_it_reads(tmp_path: Path, host: Any) -> N
     command = [sys.executable, "-c", HELD, *arguments]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
-        assert process.stdout.readline() == b"received\n"
+        assert process.stdout.read(8) == b"received"
         waiting = threading.Thread(
             target=lineage.fetch,
             args=(VersionCache(tmp_path / "cache", ROOM), 3, HTTPSource(host.url, "reads")),
