@@ -61,7 +61,7 @@ class VersionFiles:
         if scope["type"] != "http":
             return
         headers = {key.lower(): value for key, value in scope["headers"]}
-        status, path = self._checked(scope, headers)
+        status, path = self.checked(scope, headers)
         if path is None:
             await _refuse(send, status)
         elif self._readers >= self._most_readers:
@@ -73,8 +73,8 @@ class VersionFiles:
             finally:
                 self._readers -= 1
 
-    def _checked(self, scope: Any, headers: dict[bytes, bytes]) -> tuple[int, Path | None]:
-        """The path that a request may read, or the status that refuses it."""
+    def checked(self, scope: Any, headers: dict[bytes, bytes]) -> tuple[int, Path | None]:
+        """The path that a request may read, by its lower-case headers, or the status that refuses it."""
         if scope["method"] not in ("GET", "HEAD"):
             return 405, None
         name, file = ["", "", *scope["path"].split("/")][-2:]
