@@ -115,7 +115,7 @@ class WindowFiles:
         lends = scope["method"] == "GET"
         if not lends and scope["method"] != "DELETE":
             return await _answer(send, 405)
-        status, path = self._files.checked(scope | {"method": "GET"}, headers)
+        status, path = await self._files.locate(scope)
         if path is None:
             return await _answer(send, status)
         if lends:
