@@ -61,6 +61,10 @@ class PublishConfig(Section):
     """Number of versions that an engine may be behind the run while it finishes its calls. With 0 a publish swaps every
     engine before the run moves. Admission counts the lag: `trainer.max_staleness` minus it must not be negative.
     """
+    peers: Literal["http", "nixl"] = "http"
+    """How engines' hosts read versions from each other: over HTTP, or from each other's memory through NIXL. A host
+    without `agentrl[nixl]` reads over HTTP in any case.
+    """
     mooncake: MooncakeConfig | None = None
     """Also put each version's files into a Mooncake store, where hosts of engines read them first; null: do not."""
     delta: Literal["auto", "always", "never"] = "auto"
