@@ -56,8 +56,9 @@ class VersionPlaces:
 
         Where there is a Mooncake store, the folder is not used in place: each engine would read all of it.
         """
-        sources: list[Json] = [] if self.mooncake is None else [self.mooncake.model_dump(mode="json")]
-        sources.append({"kind": "folder", "root": str(folder.parent), "in_place": self.mooncake is None})
+        sources: list[Json] = [{"kind": "folder", "root": str(folder.parent)}]
+        if self.mooncake is not None:
+            sources = [self.mooncake.model_dump(mode="json"), sources[0] | {"in_place": False}]
         for peer in peers:
             sources += [peer | {"kind": "nixl"}, peer] if self.reads_memory else [peer]
         if self.storage_url is not None:
