@@ -46,7 +46,8 @@ def test_unpacked_models_get_a_pack_for_each_sample(world: World) -> None:
 def test_a_pack_keeps_its_tree_until_it_is_computed_for_the_last_time(world: World) -> None:
     ((one,),) = packs_of([random_samples()], 10_000, world)
     first = one.microbatch(world.device, last=False)
-    assert one.tree is not None
+    kept = one.tree
+    assert kept is not None
     one.proximal_S, one.keep_S = torch.ones(one.loss_tokens), torch.ones(one.loss_tokens, dtype=torch.bool)
     again = one.microbatch(world.device)
     assert one.tree is None
