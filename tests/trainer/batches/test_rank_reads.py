@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from pathlib import Path
 
 import pytest
@@ -55,9 +54,9 @@ def test_each_rank_reads_its_own_part(tmp_path: Path, setup: Setup, alone: list[
 def test_functions_that_see_the_whole_batch_work_on_several_ranks(
     tmp_path: Path, setup: Setup, tmp_path_factory: pytest.TempPathFactory, tiny_model: Path, world: World
 ) -> None:
-    play_groups(setup.database, setup.run_id, 6, seed=1)
     one = Setup(tmp_path_factory.mktemp("one"), tiny_model, world)
-    shutil.copyfile(tmp_path / "store.db", one.config.runs_dir / "store.db")
+    for s in (setup, one):
+        play_groups(s.database, s.run_id, 6, seed=1)
     with one.proxy:
         publisher = Publisher(one.proxy.url, ADMIN_KEY, one.stop.wait)
         lineage = StoredLineage.begin(one.database, one.config)
