@@ -3,12 +3,12 @@
     prepare_batch ─► update ─► save ─► publish ─► evaluate
           ▲            │         │        │          └ waits for the result of the version, where one is due
           │            │         │        └ engines load the version
-          │            │         └ the checkpoint is durable, and the store has the step
+          │            │         └ the store has the step; its checkpoint is durable, or written during the next steps
           │            └ models and optimizer have moved, in memory only
           └────────────────────── next step ──────────┘
 
-A process that dies anywhere resumes at the last saved step: a batch that was not saved is leased again, and a version
-that was saved but not published is published first. All methods are collective.
+A process that dies anywhere resumes at the newest checkpoint: batches that were not saved, and those of later steps,
+are leased again, and a version that was saved but not published is published first. All methods are collective.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ from agentrl.trainer.models.run_models import after_step, make_models
 from agentrl.trainer.nonfinite import NonFinite
 from agentrl.trainer.optimizer import make_optimizer
 from agentrl.trainer.packing import Sample
-from agentrl.trainer.publish import weights
 from agentrl.trainer.publish.publish_client import Publisher
-from agentrl.trainer.run import gpu_turn, over_budget
+from agentrl.trainer.publish.saved_models import SavedModels
+from agentrl.trainer.run import gpu_turn, over_budget, step_checkpoint
 from agentrl.trainer.run.publish_step import publish
 from agentrl.trainer.run.resume import resume
-from agentrl.trainer.run.saved_step import Saved, finish_writing, remove_old, save
+from agentrl.trainer.run.saved_step import Saved, remove_old, save
 from agentrl.trainer.run.step_profile import profiled
 from agentrl.trainer.run.step_report import line, log_samples, sinks_of, step_metrics, trained_trajectories
 from agentrl.trainer.run.stored_checkpoints import stored_checkpoints, stored_weights
@@ -238,18 +238,21 @@ def opened(
     t = Trainer(config, base_model, world, models, optimizer, lineage, publisher, stop, from_base, functions)
     if world.leads:
         t.stored, t.stored_weights = stored_checkpoints(config), stored_weights(config)
+        if (every := config.trainer.save_every) is not None:
+            adapter, keep = config.trainer.lora, config.trainer.keep_models
+            t.saved_models = SavedModels(config.name, config.run_dir, base_model, adapter, every, keep)
     if t.policy.unpacked:
         say(t, f"every sequence is computed by itself, which is slower: {t.policy.unpacked}")
     resume(t)
     run = TrainingRun(t)
     with sinks_of(t), closing_turns(t):
         yield run
-        finish_writing(t)
+        step_checkpoint.finish_all(t)
         if not run.finished:
             if t.checkpointed < t.step:
                 say(t, f"stopping: steps {t.checkpointed + 1} to {t.step} have no checkpoint and will be repeated")
             return
-        weights.export(config.run_dir, t.policy, base_model, config.trainer.lora, world)
+        world.only_leader(lambda: step_checkpoint.export(t))
         t.lineage.finish()
         say(t, f"finished: {t.step} steps, model in {config.run_dir / 'model'}")
         t.evaluations.wait_for_last(t.version, t.stop.wait, config.evaluation.hold_timeout_s)
@@ -298,6 +301,7 @@ def next_batch(t: Trainer, should_accept: ShouldAccept | None = None) -> tuple[B
     """The next step's batch and the seconds waited for it; None when told to stop. Collective."""
     start = time.time()
     while True:
+        step_checkpoint.collect(t, wait=False)
         stopping = t.stop.is_set() or t.lineage.is_stopping()
         batch = None if stopping else t.lineage.wait_for_batch(t.step + 1, HEARTBEAT_S, t.stop.wait)
         if batch is not None:

@@ -119,6 +119,14 @@ class RunConfig(Section):
             raise ValueError("storage.weights: engines read adapters from the run's folder: set lora.publish: merged")
         return self
 
+    @model_validator(mode="after")
+    def _the_best_is_evaluated(self) -> RunConfig:
+        if self.trainer.keeps_best_evaluated and not self.is_evaluated:
+            raise ValueError(
+                f"trainer.keep_best: {self.trainer.keep_best} needs evaluations: set evaluation.tasks or unseen_tasks"
+            )
+        return self
+
     @property
     def run_dir(self) -> Path:
         """The run's folder, `runs_dir/name`."""

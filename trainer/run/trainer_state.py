@@ -19,6 +19,7 @@ from agentrl.trainer.metrics.metric_sinks import Sinks
 from agentrl.trainer.models.policy import Policy
 from agentrl.trainer.models.run_models import Models
 from agentrl.trainer.publish.publish_client import Publisher
+from agentrl.trainer.publish.saved_models import SavedModels
 from agentrl.trainer.run.checkpoint_pace import CheckpointPace
 from agentrl.trainer.run.lease_renewal import Renewal
 from agentrl.trainer.run.stored_checkpoints import StoredCheckpoints
@@ -42,12 +43,14 @@ class Trainer:
     from_base: bool = False
     functions: Functions = field(default_factory=Functions)  # the user's, in place of parts of the algorithm
     stored: StoredCheckpoints | None = None  # rank 0 may have them
+    saved_models: SavedModels | None = None  # rank 0 may have them
     stored_weights: ObjectStore | None = None  # versions beside the disk, for rank 0
     step: int = 0
     version: int = 0
     checkpointed: int = 0  # the step of the newest checkpoint
     writing: Writing | None = None  # a checkpoint that is being written
     pace: CheckpointPace = field(init=False)  # of checkpoints
+    evaluated: dict[int, dict[str, float]] = field(default_factory=dict)  # metrics of complete evaluations, by version
     publish_s: float = 0.0
     warned_over_budget: bool = False
     renewal: Renewal | None = None  # of the lease on the GPUs' memory, on rank 0
