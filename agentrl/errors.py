@@ -18,6 +18,8 @@ AgentRLError
     ├── EngineUnavailable         the engine does not answer, or the pool is empty
     │   └── EngineDied            the connection broke during a call
     └── EngineRejected            the engine rejected the request with a 4xx
+        ├── CannotPrepare         the engine has no routes for prepared versions
+        └── NotPrepared           the engine has not swapped a version in, and still has its old weights
 """
 
 from __future__ import annotations
@@ -122,7 +124,19 @@ class EngineDied(EngineUnavailable):
 
 
 class EngineRejected(EngineError):
-    """The engine rejected the request with a 4xx."""
+    """The engine rejected the request with a 4xx: `status`, which is None for an error within a stream."""
+
+    def __init__(self, message: str, *, engine_message: str = "", status: int | None = None) -> None:
+        super().__init__(message, engine_message=engine_message)
+        self.status = status
+
+
+class CannotPrepare(EngineRejected):
+    """The engine has no routes for prepared versions: it loads versions under a pause."""
+
+
+class NotPrepared(EngineRejected):
+    """The engine has not swapped a version in, because it is not ready or not paused. It still has its old weights."""
 
 
 def root_cause(error: BaseException) -> BaseException:

@@ -14,14 +14,17 @@ TAIL_BYTES = 16384
 
 
 @contextmanager
-def atomic_folder(target: Path) -> Iterator[Path]:
-    """Yield a draft folder that replaces `target`, durably, when the block ends without an error. Raises OSError."""
+def atomic_folder(target: Path, durable: bool = True) -> Iterator[Path]:
+    """Yield a draft folder that replaces `target` when the block ends without an error. Raises OSError.
+
+    Without `durable`, its files may be incomplete after a power failure.
+    """
     target.parent.mkdir(parents=True, exist_ok=True)
     draft = draft_of(target)
     try:
         draft.mkdir()
         yield draft
-        settle(draft, target)
+        settle(draft, target, durable)
     finally:
         shutil.rmtree(draft, ignore_errors=True)
 
@@ -43,19 +46,20 @@ def atomic_file(target: Path) -> Iterator[Path]:
             left.unlink()
 
 
-def settle(draft: Path, target: Path) -> None:
-    """Sync a draft's files and rename the draft to `target`. Raises OSError.
+def settle(draft: Path, target: Path, durable: bool = True) -> None:
+    """Sync a draft's files, if `durable`, and rename the draft to `target`. Raises OSError.
 
     An old `target` is renamed and then removed, so programs that have its files open keep reading them.
     """
-    for inner in [*draft.rglob("*"), draft]:
+    for inner in [*draft.rglob("*"), draft] if durable else []:
         sync(inner)
     old = draft_of(target)
     try:
         if target.exists():
             target.rename(old)
         draft.rename(target)
-        sync(target.parent)
+        if durable:
+            sync(target.parent)
     finally:
         shutil.rmtree(old, ignore_errors=True)
 

@@ -249,7 +249,7 @@ def engine_pool(
         silent_s=config.proxy.heartbeat_timeout_s,
         pause_mode=config.publish.pause,
         update_timeout_s=config.publish.update_timeout_s,
-        updates_at_once=config.publish.concurrency,
+        updates_at_once=config.publish.parallel,
     )
 
 

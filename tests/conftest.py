@@ -24,6 +24,7 @@ from databases import KINDS, Databases
 from long_tests import pytest_collection_modifyitems, pytest_configure  # noqa: F401 - hooks
 from serving import ENGINE_KEY, serving
 
+from agentrl.engine.prepared.version_host import CacheSpec
 from agentrl.engine.server_process import Server
 from agentrl.engine.sglang_client import EngineClient
 from agentrl.errors import EngineRejected
@@ -145,7 +146,8 @@ def sglang_server(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) ->
     if os.environ.get("PYTEST_XDIST_WORKER"):  # all processes of a session have folders in one
         (tmp_path_factory.getbasetemp().parent / "sglang").touch(exist_ok=False)  # see spread.py: one process starts it
     log_file = tmp_path_factory.mktemp("sglang") / "engine.log"
-    with serving(tiny_model, log_file, max_running_requests=32) as server:
+    cache = CacheSpec(root=tmp_path_factory.mktemp("versions"), limit_bytes=1 << 30)
+    with serving(tiny_model, log_file, max_running_requests=32, version_cache=cache) as server:
         yield server
 
 

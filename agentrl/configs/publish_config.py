@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 
 from pydantic import Field, field_validator, model_validator
 
-from agentrl.configs.section import Seconds, Section
+from agentrl.configs.section import NonNegative, Seconds, Section
 
 
 class PublishConfig(Section):
@@ -22,10 +22,24 @@ class PublishConfig(Section):
     """Treatment of running calls: `retract`: continue with the new weights and recompute the prefix; `in_place`:
     continue with the cache of the old weights; `abort`: the proxy resubmits them.
     """
-    concurrency: Annotated[int, Field(ge=1, le=1024)] = 32
-    """Maximum number of engines that load a version at once. At most a quarter of the serving engines do, so that the
-    others serve; with fewer than eight, one after another. A broadcast is not limited. Where the disk is the limit,
-    more engines at once are paused for longer.
+    prepare: bool = True
+    """Let engines fetch and verify a version while they serve another one, and pause them only for the swap. Needs
+    engines that `agentrl` started, and memory for a second copy of the weights on each. An engine that cannot do this
+    loads the version while it is paused.
+    """
+    serving_share: Annotated[float, Field(ge=0, le=1)] = 0.75
+    """Share of the serving engines that keep taking calls during a publish. Where the share allows no engine to pause,
+    one pauses at a time. A broadcast pauses all its members.
+    """
+    parallel: Annotated[int, Field(ge=1, le=1024)] = 32
+    """Maximum number of engines that read a version from files or object storage at once, paused or not. Where the
+    disk is the limit, more engines at once take longer each.
+    """
+    fan_out: Annotated[int, Field(ge=1, le=64)] = 2
+    """Maximum number of hosts to which one host of engines, or a proxy, sends a version at a time."""
+    lag: NonNegative = 0
+    """Number of versions that an engine may be behind the run while it finishes its calls. With 0 a publish swaps every
+    engine before the run moves. Admission counts the lag: `trainer.max_staleness` minus it must not be negative.
     """
     bucket_bytes: Annotated[int, Field(ge=1024)] = 256 * 1024 * 1024
     """Approximate size of a bucket of tensors."""

@@ -127,6 +127,18 @@ class RunConfig(Section):
             )
         return self
 
+    @model_validator(mode="after")
+    def _lag_is_within_the_staleness(self) -> RunConfig:
+        lag, bound = self.publish.lag, self.trainer.max_staleness
+        if self.steps and lag > bound:
+            raise ValueError(
+                f"publish.lag: {lag} is more than trainer.max_staleness: {bound}: engines would sample tokens that are "
+                "too old to train; lower publish.lag or raise trainer.max_staleness"
+            )
+        if lag and self.trainer.lora.publish == "adapter" and self.trainer.lora.rank:
+            raise ValueError("publish.lag: needs whole weights; an adapter changes without a pause: set it to 0")
+        return self
+
     @property
     def run_dir(self) -> Path:
         """The run's folder, `runs_dir/name`."""

@@ -1,9 +1,9 @@
-"""SGLang with authentication: `python -m agentrl.engine.keyed_sglang ARGUMENTS`, with `sglang.launch_server`'s
-arguments.
+"""SGLang with authentication and prepared versions: `python -m agentrl.engine.keyed_sglang ARGUMENTS`, with
+`sglang.launch_server`'s arguments.
 
-The key comes from AGENTRL_ENGINE_KEY. SGLang's own `--api-key` would appear on the command line and in `/server_info`,
-and its CORS settings admit any web page. This module adds middleware to SGLang's app and removes CORS. It rejects
-options that would serve another app, without the middleware.
+The key comes from AGENTRL_ENGINE_KEY; an engine on loopback may have none. SGLang's own `--api-key` would appear on the
+command line and in `/server_info`, and its CORS settings admit any web page. This module adds middleware to SGLang's
+app and removes CORS. With a key it rejects options that would serve another app, without the middleware.
 """
 
 from __future__ import annotations
@@ -13,7 +13,10 @@ import os
 import sys
 from typing import Any
 
+from agentrl.engine.control.preparation import VERSIONS
 from agentrl.engine.engine_keys import authorization
+from agentrl.engine.prepared.prepares_versions import PreparesVersions
+from agentrl.engine.prepared.version_host import VERSION_CACHE, VersionHost, version_cache
 from agentrl.engine.stored_weights import STORED_WEIGHTS, FetchesWeights, StoredWeights, stored_weights
 from agentrl.environment import ENGINE_KEY, drop_secrets
 
@@ -24,7 +27,7 @@ UNAUTHORIZED = b'{"error": {"message": "this engine requires its key", "code": 4
 
 
 class KeyRequired:
-    """ASGI middleware that requires the key for all paths except OPEN_PATHS."""
+    """ASGI middleware that requires the key for all paths except OPEN_PATHS, and for versions, which need a token."""
 
     def __init__(self, app: Any, *, key: str) -> None:
         self._app = app
@@ -42,29 +45,34 @@ class KeyRequired:
             await send({"type": "websocket.close", "code": 1008})
 
     def _may(self, scope: Any) -> bool:
+        if scope["method"] in ("GET", "HEAD") and scope["path"].startswith(VERSIONS):
+            return True  # VersionFiles requires a token
         if scope["method"] == "GET" and scope["path"] in OPEN_PATHS:
             return True
         given = [value for name, value in scope["headers"] if name == b"authorization"]
         return len(given) == 1 and hmac.compare_digest(given[0], self._expected)
 
 
-def guard(app: Any, key: str, weights: StoredWeights | None = None) -> None:
+def guard(app: Any, key: str | None, host: VersionHost, weights: StoredWeights | None = None) -> None:
     """Add the middleware to a Starlette app before it starts, and remove its CORS middleware.
 
-    With `weights`, versions that are not on this host are copied from object storage.
+    Without a key everybody may send requests, except web pages. With `weights`, versions that are not on this host are
+    copied from object storage.
     """
     from starlette.middleware import Middleware
     from starlette.middleware.cors import CORSMiddleware
 
     others = [middleware for middleware in app.user_middleware if middleware.cls is not CORSMiddleware]
+    keyed = [] if key is None else [Middleware(KeyRequired, key=key)]
     fetching = [] if weights is None else [Middleware(FetchesWeights, weights=weights)]
-    app.user_middleware = [Middleware(KeyRequired, key=key), *fetching, *others]
+    app.user_middleware = [*keyed, Middleware(PreparesVersions, host=host), *fetching, *others]
 
 
 def main(argv: list[str]) -> None:
     """Serve until stopped."""
     key = os.environ.get(ENGINE_KEY)
     stored = os.environ.get(STORED_WEIGHTS)
+    cache = version_cache(os.environ.get(VERSION_CACHE))
     drop_secrets()  # SGLang's child processes need no key
     from sglang.launch_server import run_server
     from sglang.srt.plugins import load_plugins
@@ -75,9 +83,9 @@ def main(argv: list[str]) -> None:
     server_args = prepare_server_args(argv)
     if key:
         check(server_args)
-        from sglang.srt.entrypoints import http_server
+    from sglang.srt.entrypoints import http_server
 
-        guard(http_server.app, key, stored_weights(stored) if stored else None)
+    guard(http_server.app, key or None, VersionHost(cache, key or None), stored_weights(stored) if stored else None)
     try:
         run_server(server_args)
     finally:

@@ -25,6 +25,7 @@ import aiohttp
 
 from agentrl.configs.engine_config import CPU_REQUESTS
 from agentrl.configs.trainer_config import ALL_LINEAR
+from agentrl.engine.prepared.version_host import VERSION_CACHE, CacheSpec
 from agentrl.engine.sglang_client import EngineClient, Health
 from agentrl.engine.stored_weights import STORED_WEIGHTS, StoredWeights
 from agentrl.environment import ENGINE_KEY, is_loopback, storage_variables, without_secrets
@@ -79,6 +80,7 @@ class EngineSpec:
     lora_targets: tuple[str, ...] = (ALL_LINEAR,)  # names of the linear layers that adapters may change
     extra_args: tuple[str, ...] = ()
     stored_weights: StoredWeights | None = None  # where versions are that this host has no folder of
+    version_cache: CacheSpec | None = None  # this host's cache of prepared versions; None: that of the default settings
     key: str | None = field(default=None, repr=False)  # the key that clients must send; optional on loopback
 
     @property
@@ -158,6 +160,8 @@ def environment(spec: EngineSpec) -> dict[str, str]:
         env[ENGINE_KEY] = spec.key
     if spec.stored_weights is not None:
         env |= storage_variables(os.environ) | {STORED_WEIGHTS: spec.stored_weights.model_dump_json()}
+    if spec.version_cache is not None:
+        env[VERSION_CACHE] = spec.version_cache.model_dump_json()
     if spec.hosts > 1:
         env["SGLANG_HOST_IP"] = spec.host  # else it asks for the way to an address on the internet
     if spec.device == "cpu":

@@ -20,6 +20,7 @@ from pydantic import ValidationError
 
 from agentrl.configs.publish_config import StorageConfig
 from agentrl.configs.section import Section
+from agentrl.engine.prepared.asgi_bodies import MOST_BYTES, answer_json, read_body, replay, sized
 from agentrl.errors import StorageError
 from agentrl.storage import stored_folders
 from agentrl.storage.datasets import cache_of
@@ -29,8 +30,6 @@ from agentrl.versions.weights_folder import version_of
 STORED_WEIGHTS = "AGENTRL_STORED_WEIGHTS"
 """Variable with a `StoredWeights` as JSON, for the process of SGLang's server."""
 PATH = "/update_weights_from_disk"
-MOST_BYTES = 1 << 20
-"""Size of the largest body that is read here."""
 
 
 class StoredWeights(Section):
@@ -53,7 +52,7 @@ class FetchesWeights:
         if scope["type"] != "http" or scope["method"] != "POST" or scope["path"] != PATH:
             await self._app(scope, receive, send)
             return
-        body = await _body(receive)
+        body = await read_body(receive, MOST_BYTES)
         if body is None:
             await _refuse(send, f"the body is larger than {MOST_BYTES} bytes")
             return
@@ -68,7 +67,7 @@ class FetchesWeights:
                     await _refuse(send, f"host {socket.gethostname()} has no folder of {name}, and: {error}")
                     return
                 body = json.dumps(json.loads(body) | {"model_path": str(folder)}).encode()
-            await self._app(_sized(scope, body), _once(body, receive), send)
+            await self._app(sized(scope, body), replay(body, receive), send)
 
     def _enter(self, held: ExitStack, name: str) -> Path:
         return held.enter_context(stored_folders.cached(self._store, name, self._cache))
@@ -94,39 +93,5 @@ def _absent_version(body: bytes) -> str | None:
     return None if version_of(name) is None else name
 
 
-async def _body(receive: Any) -> bytes | None:
-    """The body of a request; None when it is larger than MOST_BYTES."""
-    body, more = b"", True
-    while more:
-        message = await receive()
-        body += message.get("body", b"")
-        if len(body) > MOST_BYTES:
-            return None
-        more = message["type"] == "http.request" and message.get("more_body", False)
-    return body
-
-
-def _once(body: bytes, receive: Any) -> Any:
-    """A `receive` that gives the body, and then what comes from the connection."""
-    given = False
-
-    async def again() -> Any:
-        nonlocal given
-        if given:
-            return await receive()
-        given = True
-        return {"type": "http.request", "body": body, "more_body": False}
-
-    return again
-
-
-def _sized(scope: Any, body: bytes) -> Any:
-    """The scope with the length of a body."""
-    others = [(name, value) for name, value in scope["headers"] if name != b"content-length"]
-    return scope | {"headers": [*others, (b"content-length", str(len(body)).encode())]}
-
-
 async def _refuse(send: Any, message: str) -> None:
-    headers = [(b"content-type", b"application/json")]
-    await send({"type": "http.response.start", "status": 400, "headers": headers})
-    await send({"type": "http.response.body", "body": json.dumps({"success": False, "message": message}).encode()})
+    await answer_json(send, 400, {"success": False, "message": message})

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from agentrl.configs.run_config import RunConfig
+from agentrl.engine.prepared.version_host import cache_spec
 from agentrl.engine.server_process import EngineSpec, pick_device
 from agentrl.engine.stored_weights import StoredWeights
 from agentrl.models import routing_shape
@@ -51,5 +52,6 @@ def engine_spec(run: RunConfig, model: Path, index: int, **place: Any) -> Engine
         "lora_targets": tuple(lora.targets),
         "extra_args": tuple(config.extra_args),
         "stored_weights": StoredWeights(url=url, storage=run.storage) if url else None,
+        "version_cache": cache_spec(run.storage),
     }
     return EngineSpec(**(settings | place))

@@ -32,9 +32,22 @@ BYTES_OF_GB = 10**9
 class FolderCache:
     """A folder of entries with at most `limit_bytes`."""
 
-    def __init__(self, root: Path | None, limit_bytes: int) -> None:
+    def __init__(
+        self,
+        root: Path | None,
+        limit_bytes: int,
+        *,
+        is_sound: Callable[[Path], bool] | None = None,
+        durable: bool = True,
+    ) -> None:
+        """`is_sound(folder)` says whether an entry has its bytes; by default its files are compared with its manifest.
+
+        Without `durable`, entries are not synced, so `is_sound` must detect one that a power failure left incomplete.
+        """
         self._root = (root or default_folder()).expanduser()
         self._limit_bytes = limit_bytes
+        self._is_sound = is_sound or _has_manifest_bytes
+        self._durable = durable
 
     @contextmanager
     def entry(self, name: str, size_bytes: int, fill: Callable[[Path], None]) -> Iterator[Path]:
@@ -52,13 +65,66 @@ class FolderCache:
         finally:
             os.close(lock)
 
+    @contextmanager
+    def present(self, name: str) -> Iterator[Path | None]:
+        """Yield the entry `name`, which is not deleted until the block ends; None when it is absent or damaged.
+
+        Raises StorageError when the cache cannot be read.
+        """
+        try:
+            lock = self._held_if_sound(name) if (self._root / name).exists() else None
+        except OSError as error:
+            raise StorageError(f"cache {self._root}: {error.strerror or error}") from error
+        try:
+            yield None if lock is None else self._root / name
+        finally:
+            if lock is not None:
+                os.close(lock)
+
+    @contextmanager
+    def alone(self, name: str) -> Iterator[None]:
+        """Keep other processes out of blocks of the same name. Raises StorageError when the lock cannot be taken."""
+        try:
+            self._root.mkdir(mode=0o700, parents=True, exist_ok=True)
+            lock = self._locked(self._root / f"{name}{LOCK}", fcntl.LOCK_EX)
+        except OSError as error:
+            raise StorageError(f"cache {self._root}: {error.strerror or error}") from error
+        try:
+            yield
+        finally:
+            os.close(lock)
+
+    def discard(self, name: str) -> None:
+        """Delete an entry, unless a process holds it. Raises StorageError when it cannot be deleted."""
+        try:
+            if (self._root / name).exists():
+                self._delete(self._root / name)
+        except OSError as error:
+            raise StorageError(f"cache {self._root}: {error.strerror or error}") from error
+
+    def _held_if_sound(self, name: str) -> int | None:
+        """The descriptor of the shared lock of an entry; None when the entry is absent or damaged."""
+        folder, path = self._root / name, self._root / f"{name}{LOCK}"
+        lock = self._locked(path, fcntl.LOCK_SH)
+        try:
+            if self._is_sound(folder):
+                os.utime(folder)
+                return lock
+        except BaseException:
+            os.close(lock)
+            raise
+        os.close(lock)
+        return None
+
     def _held(self, name: str, size_bytes: int, fill: Callable[[Path], None]) -> int:
         """Fill the entry if needed; returns the descriptor of its shared lock. Raises OSError and StorageError."""
         folder, path = self._root / name, self._root / f"{name}{LOCK}"
         while True:
+            if folder.exists() and (held := self._held_if_sound(name)) is not None:
+                return held
             lock = self._locked(path, fcntl.LOCK_EX)
             try:
-                if not _is_sound(folder):
+                if not self._is_sound(folder):
                     shutil.rmtree(folder, ignore_errors=True)
                     self._fill(folder, size_bytes, fill)
                 os.utime(folder)
@@ -78,7 +144,7 @@ class FolderCache:
         try:
             remove_drafts(self._root)
             self._make_room(size_bytes)
-            with atomic_folder(folder) as draft:
+            with atomic_folder(folder, self._durable) as draft:
                 fill(draft)
         finally:
             os.close(writing)
@@ -136,7 +202,7 @@ def default_folder() -> Path:
     return Path(os.environ.get("AGENTRL_CACHE") or Path.home() / ".cache" / "agentrl") / "storage"
 
 
-def _is_sound(folder: Path) -> bool:
+def _has_manifest_bytes(folder: Path) -> bool:
     """Whether an entry has the bytes of its manifest."""
     try:
         read_manifest((folder / MANIFEST).read_bytes()).check(folder)

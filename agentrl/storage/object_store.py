@@ -56,6 +56,15 @@ class ObjectStore:
             raise DamagedObject(f"{self.url}/{key} has {facts.size_bytes} bytes; {at_most} are the most")
         return None if facts is None else self._try("read", key, lambda path: _bytes(self._files, path, at_most))
 
+    def read_range(self, key: str, start: int, end: int) -> bytes:
+        """The bytes `start` to `end` of an object; fewer when it is shorter."""
+
+        def read(path: str) -> bytes:
+            found: bytes = self._files.cat_file(path, start=start, end=end)
+            return found
+
+        return self._try("read", key, read)
+
     def download(self, key: str, target: Path) -> None:
         """Copy an object to a file."""
         self._try("read", key, lambda path: self._files.get_file(path, str(target)))

@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 from agentrl.domain.schemas import Json
+from agentrl.testing.fake_preparation import folder_digests
 
 MEMORY = ("kv_cache", "weights")
 """The tags of the memory that can be released."""
@@ -28,10 +29,11 @@ class Controls:
     Attributes that a test may set: `fail_next_update` (the error of the next weight update or adapter load),
     `update_takes_s` (how long an update from a folder takes), `digests` (of the weights; None derives them from the
     source of the weights). `released` names the memory that is released: "weights", "kv_cache". `undefined` is true
-    from the release of the weights until all of them are loaded.
+    from the release of the weights until all of them are loaded. `content` has the digests of the tensors that were
+    read from a folder or swapped in, where the engine `reads_content`.
     """
 
-    def __init__(self, *, version: int, model_path: str, takes_adapters: bool) -> None:
+    def __init__(self, *, version: int, model_path: str, takes_adapters: bool, reads_content: bool = False) -> None:
         self.base_version = version
         self.version: int | str = version
         self.model_path = model_path
@@ -41,6 +43,8 @@ class Controls:
         self.fail_next_update: str | None = None
         self.update_takes_s = 0.0
         self.digests: dict[str, str] | None = None
+        self.reads_content = reads_content
+        self.content: dict[str, str] | None = None
         self.released: set[str] = set()
         self.undefined = False
         self.groups: set[str] = set()  # process groups that it joined; no tensors are received over them
@@ -57,7 +61,7 @@ class Controls:
 
     def _reset(self) -> None:
         """The state of an engine that has just started: base weights, not paused, no adapters."""
-        self.version, self.paused = self.base_version, False
+        self.version, self.paused, self.content = self.base_version, False, None
         self.adapters, self._once_loaded, self._in_use = {}, {}, {}
         self.groups, self.updating = set(), False
         self.released, self.undefined = set(), False
@@ -115,6 +119,7 @@ class Controls:
         self.model_path = body["model_path"]
         self.version = body.get("weight_version") or self.version
         self._loaded, self.undefined = f"{self.model_path}@{self.version}", False
+        self.content = await asyncio.to_thread(folder_digests, Path(self.model_path)) if self.reads_content else None
         return 200, {"success": True, "message": "Succeeded to update model weights."}
 
     async def _die(self) -> None:
@@ -174,7 +179,7 @@ class Controls:
             problem = "must run between begin_weight_update() and end_weight_update()"
         if problem is None:
             self.version = body.get("weight_version") or self.version
-            self._loaded, self.undefined = f"{self.model_path}@{self.version}", False
+            self._loaded, self.undefined, self.content = f"{self.model_path}@{self.version}", False, None
         return _done(problem)
 
     async def _load_lora_adapter(self, body: Json) -> tuple[int, Json]:
@@ -219,7 +224,7 @@ class Controls:
         return (200, {}) if self._is_idle() else (400, {"message": "requests are running"})
 
     async def _weights_checker(self, body: Json) -> tuple[int, Json]:
-        digests = self.digests or {"weights": self._loaded}
+        digests = self.digests or self.content or {"weights": self._loaded}
         return 200, {"success": True, "ranks": [{"checksums": digests}]}
 
 

@@ -7,6 +7,7 @@
 
     replies.py         what a test scripts, and the events of one reply
     fake_controls.py   pauses, aborts, weight updates, adapters
+    fake_preparation.py   prepared versions, for an engine with a `cache`
     server_thread.py   the socket
     fake_engine.py     /generate, and the public class
 
@@ -21,6 +22,7 @@ import asyncio
 import re
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
@@ -29,9 +31,16 @@ from aiohttp import web
 
 from agentrl.domain.experts.routed_experts import RoutingShape
 from agentrl.domain.schemas import Json
+from agentrl.engine.control.preparation import VERSIONS
+from agentrl.engine.prepared.asgi_bodies import MOST_BYTES
+from agentrl.engine.prepared.prepared_routes import PATHS, REPLACING, answer
+from agentrl.engine.prepared.preparer import Preparer
+from agentrl.engine.prepared.version_host import VersionHost
 from agentrl.testing.fake_controls import Control, Controls
+from agentrl.testing.fake_preparation import FakeStager, serve_asgi
 from agentrl.testing.replies import Reply, Respond, RunningReply, fixed_answer
 from agentrl.testing.server_thread import ServerThread
+from agentrl.versions.version_cache import VersionCache
 
 
 class FakeEngine(Controls):
@@ -56,8 +65,12 @@ class FakeEngine(Controls):
         token_delay_s: float = 0.0,
         routing: RoutingShape | None = None,
         port: int = 0,
+        cache: Path | None = None,
+        cache_bytes: int = 1 << 30,
     ) -> None:
-        super().__init__(version=version, model_path=model_path, takes_adapters=takes_adapters)
+        super().__init__(
+            version=version, model_path=model_path, takes_adapters=takes_adapters, reads_content=cache is not None
+        )
         self.respond = respond
         self.context_length = context_length
         self.vocab_size = vocab_size
@@ -70,6 +83,9 @@ class FakeEngine(Controls):
         self.calls: list[tuple[str, Json]] = []
         self.disconnected: list[str] = []
         self.holding = 0
+        self.stager = FakeStager(self)
+        self._host = None if cache is None else VersionHost(VersionCache(cache, cache_bytes), key)
+        self._preparer: Preparer | None = None
         self._replies: deque[Reply] = deque()
         self._released = 0
         self._server = ServerThread(port)
@@ -139,6 +155,11 @@ class FakeEngine(Controls):
         app.router.add_get("/server_info", self._server_info)
         for path, control in self._controls().items():
             app.router.add_post(path, self._recorded(path, control))
+        if self._host is not None:
+            self._preparer = Preparer(self._host.fetch, self.stager)
+            for path in PATHS:
+                app.router.add_route("*", path, self._prepared)
+            app.router.add_get(f"{VERSIONS}{{name}}/{{file}}", self._version_file)
         return app
 
     @web.middleware
@@ -146,7 +167,8 @@ class FakeEngine(Controls):
         self, request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
     ) -> web.StreamResponse:
         given = request.headers.get("Authorization")
-        if self.key is None or request.path in ("/health", "/ready") or given == f"Bearer {self.key}":
+        is_open = request.path in ("/health", "/ready") or request.path.startswith(VERSIONS)
+        if self.key is None or is_open or given == f"Bearer {self.key}":
             return await handler(request)
         return _json({"error": {"message": "this engine needs its key", "code": 401}}, 401)
 
@@ -154,11 +176,25 @@ class FakeEngine(Controls):
         async def handler(request: web.Request) -> web.Response:
             body = orjson.loads(await request.read() or b"{}")
             self.calls.append((path, body))
+            if self._preparer is not None and path in REPLACING:
+                self._preparer.forget()
             status, answer = await control(body)
             await self._notify()
             return _json(answer, status)
 
         return handler
+
+    async def _prepared(self, request: web.Request) -> web.Response:
+        assert self._preparer is not None
+        body = await request.read()
+        found = await answer(self._preparer, request.method, request.path, body[:MOST_BYTES])
+        if request.method == "POST":
+            self.calls.append((request.path, orjson.loads(body) if found.status < 300 else {}))
+        return _json(found.body, found.status)
+
+    async def _version_file(self, request: web.Request) -> web.StreamResponse:
+        assert self._host is not None
+        return await serve_asgi(self._host.files, request)
 
     async def _ready(self, request: web.Request) -> web.Response:
         return web.Response(status=503 if self.paused else 200)

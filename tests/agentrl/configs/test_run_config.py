@@ -43,6 +43,12 @@ def test_overrides_win_and_are_yaml(path: Path) -> None:
         ({"trainer": {"lr": "fast"}}, "config key 'trainer.lr'"),
         ({"trainer": {"lora": {"publish": "adapter"}}}, "publish: adapter needs a rank above 0"),
         ({"trainer": {"keep_best": "-evaluation/s/reward"}}, "keep_best: -evaluation/s/reward needs evaluations"),
+        ({"publish": {"lag": 2}}, "publish.lag: 2 is more than trainer.max_staleness: 1"),
+        (
+            {"publish": {"lag": 1}, "trainer": {"lora": {"rank": 4, "publish": "adapter"}}},
+            "publish.lag: needs whole weights",
+        ),
+        ({"publish": {"serving_share": 1.5}}, "config key 'publish.serving_share'"),
         ({"name": "../x"}, "config key 'name'"),
         ({"model": None}, "config key 'model'"),
     ],
@@ -52,6 +58,11 @@ def test_a_bad_key_is_named_in_one_line(changes: dict[str, Any], message: str) -
         parse_config(BASE | changes)
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_engines_may_lag_as_far_as_the_staleness_allows() -> None:
+    for changes in ({"trainer": {"max_staleness": 2}}, {"steps": 0}):
+        assert parse_config(BASE | {"publish": {"lag": 2}} | changes).publish.lag == 2
 
 
 @pytest.mark.parametrize(

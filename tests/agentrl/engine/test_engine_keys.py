@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import aiohttp
 import pytest
@@ -16,10 +17,12 @@ from starlette.testclient import TestClient
 from agentrl.engine import keyed_sglang
 from agentrl.engine.engine_keys import EngineKeys, authorization, derived_key, key_digest, new_key
 from agentrl.engine.keyed_sglang import guard
+from agentrl.engine.prepared.version_host import VersionHost
 from agentrl.engine.sglang_client import EngineClient, Health
 from agentrl.environment import ENGINE_KEY, ENGINE_KEYS, key_from
 from agentrl.errors import ConfigError, EngineError
 from agentrl.testing import FakeEngine
+from agentrl.versions.version_cache import VersionCache
 
 GPU = "http://gpu-3:30000"
 
@@ -82,13 +85,13 @@ async def test_a_client_sends_its_key_with_every_request() -> None:
             assert chunks[-1].finish_reason == "stop"
 
 
-def test_an_app_with_a_key_refuses_requests_without_it_and_web_pages() -> None:
+def test_an_app_with_a_key_refuses_requests_without_it_and_web_pages(tmp_path: Path) -> None:
     async def hello(_: object) -> PlainTextResponse:
         return PlainTextResponse("hello")
 
     cors = Middleware(CORSMiddleware, allow_origins=["*"], allow_credentials=True)
     app = Starlette(routes=[Route(path, hello) for path in ("/health", "/ready", "/x")], middleware=[cors])
-    guard(app, "abc")
+    guard(app, "abc", VersionHost(VersionCache(tmp_path, 1), "abc"))
     client = TestClient(app, headers={"Origin": "https://evil.example"})
     answers = {
         path: client.get(path, headers=headers).status_code

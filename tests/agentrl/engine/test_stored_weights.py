@@ -18,11 +18,13 @@ from agentrl.configs.config_files import parse_config
 from agentrl.configs.publish_config import StorageConfig
 from agentrl.engine import stored_weights
 from agentrl.engine.keyed_sglang import guard
+from agentrl.engine.prepared.version_host import VersionHost
 from agentrl.engine.server_process import environment
 from agentrl.engine.stored_weights import STORED_WEIGHTS, StoredWeights
 from agentrl.launch.engine_specs import engine_spec
 from agentrl.storage import object_store, stored_folders
 from agentrl.storage.object_store import ObjectStore
+from agentrl.versions.version_cache import VersionCache
 
 NAME = "v12-01a2"
 
@@ -43,7 +45,8 @@ class Engine:
         self.store = ObjectStore(f"file://{folder}/store")
         app = Starlette(routes=[Route("/update_weights_from_disk", self.load, methods=["POST"])])
         storage = StorageConfig(cache_dir=folder / "cache")
-        guard(app, "k", StoredWeights(url=self.store.url, storage=storage))
+        host = VersionHost(VersionCache(folder / "versions", 1 << 20), "k")
+        guard(app, "k", host, StoredWeights(url=self.store.url, storage=storage))
         self.client = TestClient(app, headers={"Authorization": "Bearer k"})
 
     async def load(self, request: Request) -> JSONResponse:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator
 from contextlib import closing
+from pathlib import Path
 
 import aiohttp
 import pytest
@@ -24,13 +25,14 @@ def endless(input_ids: list[int], sampling_params: Json) -> list[int]:
 
 
 @pytest.fixture(params=[pytest.param(name, marks=[pytest.mark.engine] * (name == "sglang")) for name in SERVERS])
-def url(request: pytest.FixtureRequest) -> Iterator[str]:
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
     if request.param == "sglang":
         server: Server = request.getfixturevalue("sglang_engine")
         yield server.url
         return
     cumulative = request.param == "fake-cumulative"
-    with FakeEngine(endless, cumulative=cumulative, context_length=2048, token_delay_s=0.002) as engine:
+    cache = tmp_path / "versions"
+    with FakeEngine(endless, cumulative=cumulative, context_length=2048, token_delay_s=0.002, cache=cache) as engine:
         yield engine.url
 
 

@@ -1,0 +1,181 @@
+"""An engine's weights, memory, caches and adapters, and what it reports of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+
+from agentrl.domain.schemas import Json
+from agentrl.engine.control.control_requests import ControlRequests
+from agentrl.engine.event_stream import WITHOUT_WEIGHTS, parse_version
+from agentrl.errors import EngineError, EngineRejected
+
+RELEASED, RELOADING = WITHOUT_WEIGHTS
+
+
+class Memory(StrEnum):
+    """What a server has in its GPU memory."""
+
+    HELD = "held"  # weights and KV cache
+    RELEASED = RELEASED  # neither; it is paused, and its weights must be loaded again
+    RELOADING = RELOADING  # memory for weights, whose values are undefined, but no KV cache; it is paused
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EngineInfo:
+    """The model and the weight version that a server reports."""
+
+    model_path: str
+    version: str  # the reported label; a decimal number on servers launched by agentrl
+
+    @property
+    def memory(self) -> Memory:
+        """Whether weights are in GPU memory, read from the label: a restarted server has its first label."""
+        return Memory(self.version) if self.version in WITHOUT_WEIGHTS else Memory.HELD
+
+    @property
+    def weight_version(self) -> int:
+        """The label as a number. Raises EngineError for other labels, for example SGLang's `default`."""
+        return parse_version(self.version)
+
+
+class WeightControls(ControlRequests):
+    """The routes of one server that change or describe its weights."""
+
+    async def release_memory(self, *, cache: bool = True) -> None:
+        """Free the memory of the weights, and with `cache` also that of the KV cache.
+
+        The server must be paused and idle, else it dies; call `flush_cache` first, which is refused otherwise. Its
+        weights are then undefined, and it must not continue before `resume_weights`, a load of all weights,
+        `resume_cache` and `label_weights`.
+        """
+        await self._post("/release_memory_occupation", {"tags": ["kv_cache", "weights"] if cache else ["weights"]})
+        await self._relabel(RELEASED)
+
+    async def resume_weights(self) -> None:
+        """Allocate the memory of the weights again. A server that has not released it dies."""
+        await self._post("/resume_memory_occupation", {"tags": ["weights"]})
+        await self._relabel(RELOADING)
+
+    async def resume_cache(self) -> None:
+        """Allocate the memory of the KV cache again. A server that has not released it dies."""
+        await self._post("/resume_memory_occupation", {"tags": ["kv_cache"]})
+
+    async def update_weights_from_disk(
+        self, path: Path | str, version: int | None, flush_cache: bool = True, timeout_s: float | None = None
+    ) -> None:
+        """Load safetensors (all tensors or some) and report them as `version`; None keeps the reported label.
+
+        Raises EngineRejected with the server's message. The loaded weights are then unknown: read `model_info`.
+        """
+        body = {"model_path": str(path), "weight_version": _label(version), "flush_cache": flush_cache}
+        answer = await self._call("POST", "/update_weights_from_disk", body, timeout_s)
+        if not answer.get("success"):
+            raise EngineRejected(f"{self.url} did not load {path}: {answer.get('message')}")
+
+    async def label_weights(self, version: int) -> None:
+        """Set the version that the engine reports for its current weights."""
+        await self._relabel(str(version))
+
+    async def _relabel(self, label: str) -> None:
+        await self._post("/update_weight_version", {"new_version": label, "abort_all_requests": False})
+
+    async def join_group(
+        self, group: str, *, host: str, port: int, rank: int, world_size: int, backend: str, timeout_s: float
+    ) -> None:
+        """Join a process group as ranks `rank`, …; rank 0 listens at the given address. Returns when all members have
+        joined.
+
+        A server with several tensor ranks joins with all of them. It answers no other request meanwhile.
+        """
+        body = {
+            "master_address": host,
+            "master_port": port,
+            "rank_offset": rank,
+            "world_size": world_size,
+            "group_name": group,
+            "backend": backend,
+        }
+        await self._call("POST", "/init_weights_update_group", body, timeout_s)
+
+    async def leave_group(self, group: str, timeout_s: float | None = None) -> None:
+        """Leave the process group. Raises EngineRejected for an unknown name."""
+        await self._call("POST", "/destroy_weights_update_group", {"group_name": group}, timeout_s)
+
+    async def begin_update(self) -> None:
+        """Begin an update by tensors. Raises EngineRejected during another update."""
+        await self._post("/begin_weight_update", {})
+
+    async def end_update(self, timeout_s: float | None = None) -> None:
+        """End the update. Raises EngineRejected when there is none."""
+        await self._call("POST", "/end_weight_update", {}, timeout_s)
+
+    async def receive_tensors(
+        self, group: str, bucket: Json, *, version: int | None, flush_cache: bool, timeout_s: float
+    ) -> None:
+        """Receive tensors from rank 0 of the group: `names`, `dtypes` and `shapes` of the bucket.
+
+        With a `version`, report it from then on. Raises EngineRejected; the weights are then unknown.
+        """
+        body = {**bucket, "group_name": group, "flush_cache": flush_cache, "weight_version": _label(version)}
+        await self._call("POST", "/update_weights_from_distributed", body, timeout_s)
+
+    async def take_tensors(
+        self, payloads: Sequence[str], *, version: int | None, flush_cache: bool, timeout_s: float
+    ) -> None:
+        """Read tensors from shared memory: their location (a base64 pickle) for each tensor rank of the server.
+
+        With a `version`, report it from then on. Raises EngineRejected; the weights are then unknown.
+        """
+        body = {
+            "serialized_named_tensors": list(payloads),
+            "flush_cache": flush_cache,
+            "weight_version": _label(version),
+        }
+        await self._call("POST", "/update_weights_from_tensor", body, timeout_s)
+
+    async def tensor_ranks(self) -> int:
+        """The server's number of tensor-parallel processes."""
+        return int((await self._call("GET", "/server_info")).get("tp_size", 1))
+
+    async def adapters(self) -> dict[str, str]:
+        """The loaded adapters: name → folder."""
+        models = (await self._call("GET", "/v1/models")).get("data", [])
+        return {model["id"]: model["root"] for model in models if model.get("parent") is not None}
+
+    async def load_adapter(self, name: str, path: Path | str) -> None:
+        """Load an adapter folder in peft's format, while requests run. Raises EngineRejected with the server's message.
+
+        The server does not validate it: tensors of a wrong shape crash it at the adapter's first use.
+        """
+        await self._post("/load_lora_adapter", {"lora_name": name, "lora_path": str(path)})
+
+    async def unload_adapter(self, name: str) -> None:
+        """Unload an adapter when no request uses it. Until then the server loads and unloads no other.
+
+        Raises EngineRejected for an unknown name.
+        """
+        await self._post("/unload_lora_adapter", {"lora_name": name})
+
+    async def flush_cache(self) -> None:
+        """Clear the prefix cache. Raises EngineRejected while requests run."""
+        await self._post("/flush_cache", {})
+
+    async def model_info(self) -> EngineInfo:
+        """The server's model and weight version."""
+        info = await self._call("GET", "/model_info")
+        try:
+            return EngineInfo(model_path=info["model_path"], version=info["weight_version"])
+        except KeyError as error:
+            raise EngineError(f"{self.url}/model_info reports no {error}") from error
+
+    async def checksums(self) -> list[dict[str, str]]:
+        """Digests of the weights in memory, by the server's names, for each rank."""
+        answer = await self._post("/weights_checker", {"action": "checksum"})
+        return [rank["checksums"] for rank in answer["ranks"]]
+
+
+def _label(version: int | None) -> str | None:
+    return None if version is None else str(version)

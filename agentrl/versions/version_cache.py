@@ -1,0 +1,178 @@
+"""A host's versions: their whole files, and the deltas that it read. Processes of the host share them.
+
+    NAME.whole    whole files as they were read; NAME.made: made from an ancestor's and deltas; NAME.delta: delta files
+
+Each is an entry of a FolderCache with its `version.json`: it appears by a rename, is filled by one process while others
+wait, is held by a lock while it is used, and is deleted when room is needed. Locks are taken in the order of versions,
+an ancestor's first and a delta before the whole, so processes never wait for each other in a circle.
+
+    has the version ──► use it                      a folder has its whole files ──► verify once, use in place
+    else: the route with the fewest bytes (version_chain) ──► hold its base ──► read its deltas ──► make and verify
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import msgspec
+
+from agentrl.errors import DamagedObject, StorageError
+from agentrl.storage.folder_cache import FolderCache
+from agentrl.versions.tensor_files import verify
+from agentrl.versions.version_chain import Route, routes
+from agentrl.versions.version_entries import (
+    DELTA,
+    MADE,
+    WHOLE,
+    InPlace,
+    bytes_in,
+    is_sound,
+    manifest_in,
+    own_manifest,
+    seal,
+)
+from agentrl.versions.version_fetch import Fetcher
+from agentrl.versions.version_manifest import VersionManifest
+from agentrl.versions.version_sources import Source
+from agentrl.versions.whole_files import make_whole
+
+
+class VersionCache:
+    """Versions below `root`, with at most `limit_bytes`: enough for two versions and the deltas between them."""
+
+    def __init__(self, root: Path, limit_bytes: int) -> None:
+        self._root = root.expanduser()
+        self._entries = FolderCache(self._root, limit_bytes, is_sound=is_sound, durable=False)
+        self._in_place = InPlace(self._root, self._entries)
+
+    @contextmanager
+    def whole(
+        self, name: str, sources: Sequence[Source], checksum: str, received: Callable[[int], None] = lambda size: None
+    ) -> Iterator[Path]:
+        """Yield a folder with the verified whole files of a version, which stays until the block ends.
+
+        `received` is called with the bytes of each piece that was read, and with 0 for each tensor that was made, by
+        any thread; what it raises ends the work. Raises StorageError when no source has the version, all have failed,
+        or the cache has no room.
+        """
+        with ExitStack() as held:
+            yield self._cached(held, name, checksum) or self._whole(held, name, sources, checksum, received)
+
+    def locate(self, name: str, file: str) -> Path | None:
+        """The path of a version's file that this host can serve to others; None when it has none.
+
+        Files that were made are not served: their digests are not those of the version's manifest.
+        """
+        for kind in (WHOLE, DELTA):
+            path = self._root / f"{name}{kind}" / file
+            if path.is_file():
+                return path
+        return None
+
+    def _whole(
+        self, held: ExitStack, name: str, sources: Sequence[Source], checksum: str, received: Callable[[int], None]
+    ) -> Path:
+        """A version by all sources, and when that fails by each alone: one of them may have given a wrong manifest."""
+        problem: StorageError | None = None
+        for some in [sources, *([source] for source in sources if len(sources) > 1)]:
+            try:
+                return self._fetched(held, name, checksum, Fetcher(some, received))
+            except StorageError as error:
+                problem = problem or error
+        assert problem is not None
+        raise problem
+
+    def _fetched(self, held: ExitStack, name: str, checksum: str, fetcher: Fetcher) -> Path:
+        """A version in place, or by the best route, or by the second best when that fails."""
+        wanted = fetcher.required(name, checksum)
+        if (folder := self._in_place.verified(wanted, fetcher)) is not None:
+            return folder
+        problem: StorageError | None = None
+        for way in self._routes(wanted, fetcher):
+            try:
+                return self._made(held, way, wanted, fetcher) if way.deltas else self._base(held, way.base, fetcher)
+            except StorageError as error:
+                problem = problem or error
+        assert problem is not None
+        raise problem
+
+    def _routes(self, wanted: VersionManifest, fetcher: Fetcher) -> list[Route]:
+        """The routes to a version, from what the cache has now."""
+
+        def find(name: str) -> VersionManifest | None:
+            return own_manifest(self._root, name) or fetcher.manifest(name)
+
+        def is_cached(manifest: VersionManifest) -> bool:
+            own = own_manifest(self._root, manifest.name)
+            return own is not None and own.checksum == manifest.checksum
+
+        return routes(wanted, find, is_cached)
+
+    def _made(self, held: ExitStack, way: Route, wanted: VersionManifest, fetcher: Fetcher) -> Path:
+        """Take a route: hold its base, read its deltas and make the whole files of the last.
+
+        When they do not make it, they are deleted from the cache: their sources may have better ones.
+        """
+        try:
+            with ExitStack() as used:
+                base = self._base(used, way.base, fetcher)
+                deltas = [self._deltas(used, manifest, fetcher) for manifest in way.deltas]
+
+                def fill(draft: Path) -> None:
+                    make_whole(base, way.base, wanted, deltas, draft, lambda: fetcher.received(0))
+                    seal(draft, msgspec.structs.replace(wanted, whole=None, delta=way.deltas[-1].delta))
+
+                return self._entry(held, wanted, MADE, bytes_in(base), fill)
+        except DamagedObject:
+            for manifest in way.deltas:
+                self._entries.discard(f"{manifest.name}{DELTA}")
+            for kind in (WHOLE, MADE):
+                self._entries.discard(f"{way.base.name}{kind}")
+            raise
+
+    def _base(self, used: ExitStack, base: VersionManifest, fetcher: Fetcher) -> Path:
+        """The verified whole files of a version, from the cache, in place, or read."""
+        found = self._cached(used, base.name, base.checksum) or self._in_place.verified(base, fetcher)
+        if found is not None:
+            return found
+        files, size = base.whole, base.whole_bytes
+        if files is None or size is None:
+            raise StorageError(f"{base.name} was deleted from the cache {self._root} while it was wanted")
+
+        def fill(draft: Path) -> None:
+            fetcher.fill(base.name, files, draft)
+            verify(draft, base)
+            seal(draft, base)
+
+        return self._entry(used, base, WHOLE, size, fill)
+
+    def _cached(self, held: ExitStack, name: str, checksum: str) -> Path | None:
+        """The entry with a version's whole files."""
+        for kind in (WHOLE, MADE):
+            folder = held.enter_context(self._entries.present(f"{name}{kind}"))
+            if folder is not None and manifest_in(folder).checksum == checksum:
+                return folder
+        return None
+
+    def _deltas(self, used: ExitStack, wanted: VersionManifest, fetcher: Fetcher) -> list[Path]:
+        """Read the delta files of a version into the cache; returns their paths."""
+        delta = wanted.delta
+        assert delta is not None
+
+        def fill(draft: Path) -> None:
+            fetcher.fill(wanted.name, delta.files, draft)
+            seal(draft, wanted)
+
+        folder = self._entry(used, wanted, DELTA, delta.size_bytes, fill)
+        return [folder / file.name for file in (manifest_in(folder).delta or delta).files]
+
+    def _entry(
+        self, held: ExitStack, wanted: VersionManifest, kind: str, size_bytes: int, fill: Callable[[Path], None]
+    ) -> Path:
+        """Hold an entry of a version. Raises DamagedObject when it is of a version with another checksum."""
+        folder = held.enter_context(self._entries.entry(f"{wanted.name}{kind}", size_bytes, fill))
+        if (found := manifest_in(folder).checksum) != wanted.checksum:
+            raise DamagedObject(f"{folder} has the checksum {found}, not {wanted.checksum}")
+        return folder
