@@ -80,7 +80,7 @@ def _export_checkpoint(
 ) -> None:
     """Write a checkpoint of the selected run as a folder. Raises UserError and StoreError."""
     from agentrl.configs.run_config import RunConfig
-    from agentrl.export import model_folder
+    from agentrl.export import exported_model
     from agentrl.trainer.stored_lineage import StoredLineage
 
     row = store.run()
@@ -89,6 +89,6 @@ def _export_checkpoint(
     if not base_model.is_dir():
         raise UserError(f"the run's base model {base_model} is not on this machine: give its folder with --model")
     lineage = StoredLineage.of(store.database, config)
-    found = model_folder.choose(config, lineage, which, store.location.folder or config.run_dir)
-    written = model_folder.write(found, to, config, base_model, merged=merged, verify=verify, force=force)
+    found = exported_model.choose(config, lineage, which, store.location.folder or config.run_dir)
+    written = exported_model.write(found, to, config, base_model, merged=merged, verify=verify, force=force)
     say(f"step {written.step}, {written.bytes:,} bytes: {written.path}")

@@ -9,10 +9,10 @@ import pytest
 from safetensors.numpy import save_file
 from serving import add_version
 
-from agentrl.versions import weights_folder
 from agentrl.errors import StoreError
 from agentrl.proxy.engines import weight_checks
 from agentrl.proxy.engines.weight_checks import WeightFolders
+from agentrl.versions import weights_folder
 
 
 def write(folder: Path, value: float) -> str:

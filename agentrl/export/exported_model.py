@@ -1,7 +1,7 @@
 """Turns a checkpoint of a run into a Hugging Face folder, also while the run trains: `agentrl export --checkpoint`.
 
-The checkpoint is chosen from the run's folder: by its step, the newest one, or the best one by `trainer.keep_best`. It is
-read tensor by tensor, without a GPU and without the trainer.
+The checkpoint is chosen from the run's folder: by its step, the newest one, or the best one by `trainer.keep_best`. It
+is read tensor by tensor, without a GPU and without the trainer.
 """
 
 from __future__ import annotations
@@ -73,10 +73,10 @@ def write(
     verify: bool = False,
     force: bool = False,
 ) -> Exported:
-    """Write the folder `to`, which appears whole. With `verify`, compare the checkpoint's bytes with their SHA-256 first.
+    """Write the folder `to`, which appears whole. With `verify`, first compare the checkpoint's bytes with their SHA-256.
 
-    Raises UserError when `to` has files and not `force`, or when the run trained no adapter and not `merged`; StoreError
-    for a checkpoint that was damaged, or deleted meanwhile.
+    Raises UserError when `to` has files and not `force`, or when the run trained no adapter and not `merged`;
+    StoreError for a checkpoint that was damaged, or deleted meanwhile.
     """
     if to.is_file() or (to.is_dir() and any(to.iterdir()) and not force):
         raise UserError(f"--to: {to} exists; give another folder, or --force to replace it")

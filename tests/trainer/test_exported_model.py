@@ -17,7 +17,7 @@ from sqlalchemy import text
 
 from agentrl.configs.evaluation_config import EvalConfig
 from agentrl.errors import StoreError, UserError
-from agentrl.export import model_folder
+from agentrl.export import exported_model
 from agentrl.trainer.checkpoints import checkpoint_folders
 from agentrl.trainer.checkpoints.checkpoint import META
 from agentrl.trainer.publish import streamed_model
@@ -34,7 +34,7 @@ def choose(setup: Setup, which: str, **trainer: Any) -> int:
     """The step of the chosen checkpoint."""
     config = setup.config.model_copy(update={"trainer": setup.config.trainer.model_copy(update=trainer)})
     lineage = StoredLineage.of(setup.database, config)
-    return model_folder.choose(config, lineage, which, config.run_dir).record.step
+    return exported_model.choose(config, lineage, which, config.run_dir).record.step
 
 
 def test_a_checkpoint_is_chosen_by_its_step_or_as_the_newest_or_best(setup: Setup) -> None:
@@ -71,8 +71,10 @@ def test_a_folder_is_written_while_the_run_trains(
     def update(run: TrainingRun, batch: Any) -> Any:
         if batch.step > 1:
             lineage = StoredLineage.of(setup.database, setup.config)
-            found = model_folder.choose(setup.config, lineage, "latest", setup.config.run_dir)
-            written = model_folder.write(found, tmp_path / f"out-{found.record.step}", setup.config, base, verify=True)
+            found = exported_model.choose(setup.config, lineage, "latest", setup.config.run_dir)
+            written = exported_model.write(
+                found, tmp_path / f"out-{found.record.step}", setup.config, base, verify=True
+            )
             assert written.step == batch.step - 1
             assert written.bytes > 10_000
             trained = {name: p.detach().clone() for name, p in run._t.policy.trainable()}
@@ -90,15 +92,15 @@ def test_a_folder_is_written_while_the_run_trains(
 def test_what_is_in_the_way_is_named(setup: Setup, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     assert setup.train(checkpoint_every=4)
     lineage = StoredLineage.of(setup.database, setup.config)
-    found = model_folder.choose(setup.config, lineage, "4", setup.config.run_dir)
+    found = exported_model.choose(setup.config, lineage, "4", setup.config.run_dir)
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "notes").touch()
     with pytest.raises(UserError, match=r"--to: .*full exists; give another folder, or --force"):
-        model_folder.write(found, tmp_path / "full", setup.config, setup.model)
-    model_folder.write(found, tmp_path / "full", setup.config, setup.model, force=True)
+        exported_model.write(found, tmp_path / "full", setup.config, setup.model)
+    exported_model.write(found, tmp_path / "full", setup.config, setup.model, force=True)
     assert not (tmp_path / "full" / "notes").exists()
     with pytest.raises(UserError, match=r"run test trains no adapter"):
-        model_folder.write(found, tmp_path / "out", setup.config, setup.model, merged=False)
+        exported_model.write(found, tmp_path / "out", setup.config, setup.model, merged=False)
     write = streamed_model.write
 
     def deleted(*args: Any, **kwargs: Any) -> None:
@@ -107,7 +109,7 @@ def test_what_is_in_the_way_is_named(setup: Setup, monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(streamed_model, "write", deleted)
     with pytest.raises(StoreError, match="was deleted while it was read: the run keeps trainer.keep_checkpoints"):
-        model_folder.write(found, tmp_path / "out", setup.config, setup.model)
+        exported_model.write(found, tmp_path / "out", setup.config, setup.model)
     assert not (tmp_path / "out").exists()
 
 
