@@ -73,7 +73,7 @@ def write(
     verify: bool = False,
     force: bool = False,
 ) -> Exported:
-    """Write the folder `to`, which appears whole. With `verify`, first compare the checkpoint's bytes with their SHA-256.
+    """Write the folder `to`, which appears whole. With `verify`, compare the checkpoint's bytes with their SHA-256.
 
     Raises UserError when `to` has files and not `force`, or when the run trained no adapter and not `merged`;
     StoreError for a checkpoint that was damaged, or deleted meanwhile.

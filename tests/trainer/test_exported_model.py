@@ -108,7 +108,7 @@ def test_what_is_in_the_way_is_named(setup: Setup, monkeypatch: pytest.MonkeyPat
         write(*args, **kwargs)
 
     monkeypatch.setattr(streamed_model, "write", deleted)
-    with pytest.raises(StoreError, match="was deleted while it was read: the run keeps trainer.keep_checkpoints"):
+    with pytest.raises(StoreError, match=r"was deleted while it was read: the run keeps trainer\.keep_checkpoints"):
         exported_model.write(found, tmp_path / "out", setup.config, setup.model)
     assert not (tmp_path / "out").exists()
 

@@ -70,8 +70,8 @@ class SavedModels:
         folder = self._folder(found)
         try:
             streamed_model.write(folder, found, self._base_model, self._adapter, self._run)
-            older = [path for path in self._root.glob("step-*") if _step(path) is not None]
-            for path in sorted(older, key=_step)[: -self._keep] if self._keep else []:
+            saved = sorted((step, path) for path in self._root.glob("step-*") if (step := _step(path)) is not None)
+            for _, path in saved[: -self._keep] if self._keep else []:
                 shutil.rmtree(path)
         except OSError as error:
             raise StoreError(f"model {folder} cannot be written: {error}") from error
