@@ -22,6 +22,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -41,6 +42,13 @@ DATABASES = ("sqlite", "postgresql")
 PARTS = (*killer.FREQUENT, "engine", SUPERVISOR)
 POSTGRES = "postgresql://postgres@127.0.0.1:5432/postgres"
 STEPS_PER_KILL = 3
+PUBLISHES: dict[str, dict[str, Any]] = {
+    "default": {},
+    "delta": {"publish": {"delta": "always", "anchor_every": 3}},
+    "lag": {"publish": {"delta": "always", "anchor_every": 3, "lag": 1}, "resources": {"engines": {"count": 2}}},
+    "paused": {"publish": {"prepare": False}},
+}
+"""Ways in which versions reach the engines: as by default, as deltas, also one by one, and read during the pause."""
 LOG_LINES = 15
 
 
@@ -69,6 +77,7 @@ def main() -> None:
     parser.add_argument("--seeds", default="0,1,2", help="one run per seed and database (default 0,1,2)")
     parser.add_argument("--kills", type=int, default=15, help="kills of one run (default 15)")
     parser.add_argument("--steps", type=int, help=f"steps of one run (default {STEPS_PER_KILL} per kill)")
+    parser.add_argument("--publish", choices=PUBLISHES, default="default", help="how versions reach the engines")
     parser.add_argument("--out", type=Path, help="write the result here as JSON")
     options = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # an exit ends the processes that this one started
@@ -77,7 +86,8 @@ def main() -> None:
     steps = options.steps or STEPS_PER_KILL * options.kills
     console = Console(highlight=False, soft_wrap=True)
     server = postgres_version() if "postgresql" in databases else None
-    results = [one_run(kind, seed, options.kills, steps, console) for seed in seeds for kind in databases]
+    run = partial(one_run, kills=options.kills, steps=steps, changes=PUBLISHES[options.publish], console=console)
+    results = [run(kind, seed) for seed in seeds for kind in databases]
     report = make_report(results, server)
     console.print(table(report))
     if options.out:
@@ -86,7 +96,7 @@ def main() -> None:
         raise SystemExit(1)
 
 
-def one_run(kind: str, seed: int, kills: int, steps: int, console: Console) -> Result:
+def one_run(kind: str, seed: int, kills: int, steps: int, changes: dict[str, Any], console: Console) -> Result:
     """A whole run in a temporary folder, which is kept if the run failed or lost anything."""
     folder = Path(tempfile.mkdtemp(prefix=f"agentrl-crash-{kind}-{seed}-")).resolve()
     started = time.monotonic()
@@ -96,7 +106,7 @@ def one_run(kind: str, seed: int, kills: int, steps: int, console: Console) -> R
 
     outcome, findings, failure = Outcome(), None, None
     with new_database(kind, folder) as (url, keep):
-        run = Run(folder, url, seed, steps)
+        run = Run(folder, url, seed, steps, changes=changes)
         try:
             killer.disturb(run, killer.plan(seed, kills), outcome, say)
             findings = losses.check(run)

@@ -7,6 +7,7 @@
                                └► upstreams ─► another model's server: recorded, never trained
     rollout worker, client ─► group_routes, session_routes    groups, sessions, rewards, ends
     trainer ─► publish_routes ─► publishing ─► updates        weights, of a share of the engines at once
+    trainer, engines ─► version_routes                        files of weight versions
     programs, Prometheus ─► monitoring_routes
     browsers ─► agentrl.dashboard, below /ui
 
@@ -33,11 +34,11 @@ from agentrl.proxy.routes import (
     key_routes,
     model_routes,
     monitoring_routes,
-    publish_routes,
     response_routes,
     session_routes,
 )
 from agentrl.proxy.routes.counted_calls import counted
+from agentrl.proxy.routes.weights import publish_routes, version_routes
 from agentrl.version import __version__
 
 ROUTERS = (
@@ -94,6 +95,7 @@ def routes(lifespan: Callable[[FastAPI], AbstractAsyncContextManager[None]] | No
             app.add_route(prefix + path, handler, [method], include_in_schema=False)
             if path in dialects.OF_ANTHROPICS_SDK:
                 app.add_route(f"{prefix}/v1{path}", handler, [method], include_in_schema=False)
+    app.add_route("/versions/{name}/{file}", version_routes.version_file, ["GET", "PUT"], include_in_schema=False)
     app.state.pages = dashboard_app.create()
     app.add_route("/", dashboard_app.to_pages, ["GET"], include_in_schema=False)
     app.mount(dashboard_parts.ROOT, app.state.pages)

@@ -51,6 +51,9 @@ from agentrl.proxy.calls.upstreams.upstream_calls import Upstreams
 from agentrl.proxy.calls.upstreams.upstream_models import Upstream
 from agentrl.proxy.engines import publishing
 from agentrl.proxy.engines.adapters import Adapters
+from agentrl.proxy.engines.delivery.preparations import Preparations
+from agentrl.proxy.engines.delivery.version_places import VersionPlaces, places_of
+from agentrl.proxy.engines.delivery.wave_run import Pace
 from agentrl.proxy.engines.engine_records import EngineRecords
 from agentrl.proxy.engines.pool import EnginePool
 from agentrl.proxy.engines.weight_checks import WeightFolders
@@ -58,6 +61,7 @@ from agentrl.proxy.metrics.counters import Metrics
 from agentrl.proxy.metrics.scrape import Scrape
 from agentrl.proxy.metrics.trace_process import TraceProcess
 from agentrl.proxy.routes import app_parts
+from agentrl.proxy.routes.weights import version_routes
 from agentrl.proxy.run_store import RunStore
 from agentrl.proxy.sessions.refusals import RefusalLog
 from agentrl.proxy.sessions.session_ends import SessionEnds
@@ -68,6 +72,7 @@ from agentrl.store.calls import call_tree, running_calls
 from agentrl.store.engine_rows import Member
 from agentrl.store.sessions.session_limits import Limits
 from agentrl.trace_endpoint import endpoint_of
+from agentrl.versions.version_uploads import Uploads
 from agentrl.versions.weights_folder import ADAPTER, TENSORS
 
 log = logging.getLogger(__name__)
@@ -84,6 +89,7 @@ class Settings:
     engine_keys: EngineKeys = field(default_factory=EngineKeys, repr=False)
     admin_key: str = field(repr=False)
     replica: str  # stable over restarts, so that a restarted proxy finds its own orphaned calls
+    listens: tuple[str, int] | None = None  # host and port, by which engines find this proxy's files
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -144,7 +150,8 @@ async def running(app: FastAPI, settings: Settings, served: ServedRun) -> AsyncI
         def joining(member: Member) -> EngineClient:
             return client_of(member.url, http, key=keys.own(member.url)) if member.own_key else connect(member.url)
 
-        pool = engine_pool([connect(url) for url in settings.engine_urls], served, joining)
+        places = places_of(config, settings.admin_key, settings.listens)
+        pool = engine_pool([connect(url) for url in settings.engine_urls], served, joining, places)
         access, metrics, heavy = Access(Keyring(settings.admin_key), store), Metrics(), Heavy()
         trees = tree_cache(store)
         sessions = LiveSessions(store, access.keyring, Gate.of(config.proxy), trees, pool)
@@ -181,6 +188,8 @@ async def running(app: FastAPI, settings: Settings, served: ServedRun) -> AsyncI
             finder=finder,
             ends=SessionEnds(store, sessions, answers),
             refusals=RefusalLog(store, finder),
+            version_files=version_routes.served(places.shelves, access.keyring, settings.admin_key),
+            uploads=Uploads(places.weights),
         )
         dashboard = Dashboard(
             read=store.read_then,
@@ -234,12 +243,13 @@ async def running(app: FastAPI, settings: Settings, served: ServedRun) -> AsyncI
 
 
 def engine_pool(
-    clients: list[EngineClient], served: ServedRun, connect: Callable[[Member], EngineClient]
+    clients: list[EngineClient], served: ServedRun, connect: Callable[[Member], EngineClient], places: VersionPlaces
 ) -> EnginePool:
     """The pool of a run's engines, which get whole weights or adapters as the run publishes them."""
-    config = served.config
+    config, publish = served.config, served.config.publish
     by_adapter = config.trainer.lora.publish == "adapter"
-    records = EngineRecords(served.store, served.base_model, WeightFolders(ADAPTER if by_adapter else TENSORS))
+    folders = WeightFolders(ADAPTER) if by_adapter else WeightFolders(TENSORS, places)
+    records = EngineRecords(served.store, served.base_model, folders)
     return EnginePool(
         clients,
         records,
@@ -247,9 +257,10 @@ def engine_pool(
         adapters=Adapters(records.oldest_call) if by_adapter else None,
         watchers=config.proxy.engine_watchers,
         silent_s=config.proxy.heartbeat_timeout_s,
-        pause_mode=config.publish.pause,
-        update_timeout_s=config.publish.update_timeout_s,
-        updates_at_once=config.publish.parallel,
+        pause_mode=publish.pause,
+        update_timeout_s=publish.update_timeout_s,
+        pace=Pace(serving_share=publish.serving_share, parallel=publish.parallel),
+        preparations=None if by_adapter else Preparations.of(publish, places),
     )
 
 

@@ -13,8 +13,11 @@ from typing import Any
 import aiohttp
 from sqlalchemy import event
 
+from agentrl.configs.publish_config import PublishConfig
 from agentrl.engine.sglang_client import EngineClient
 from agentrl.errors import EngineUnavailable
+from agentrl.proxy.engines.delivery.preparations import Preparations
+from agentrl.proxy.engines.delivery.version_places import VersionPlaces
 from agentrl.proxy.engines.engine_records import EngineRecords
 from agentrl.proxy.engines.engine_state import Engine
 from agentrl.proxy.engines.pool import EnginePool
@@ -72,6 +75,7 @@ class ReplicaFleet:
     counts: Counts = field(default_factory=Counts)
     pools: dict[str, EnginePool] = field(default_factory=dict)
     stores: dict[str, RunStore] = field(default_factory=dict)
+    places: VersionPlaces | None = None  # with them, engines prepare versions
     cuts: dict[str, set[str]] = field(default_factory=dict)  # replica → engines that it does not reach
 
     def __post_init__(self) -> None:
@@ -100,7 +104,9 @@ class ReplicaFleet:
         def joining(member: Member) -> EngineClient:
             return connect(member.url)
 
-        records = EngineRecords(store, str(self.model), WeightFolders(TENSORS))
+        records = EngineRecords(store, str(self.model), WeightFolders(TENSORS, self.places))
+        if self.places is not None:
+            options = {"preparations": Preparations.of(PublishConfig(), self.places)} | options
         clients = [connect(url) for url in urls or []]
         self.pools[name] = EnginePool(clients, records, connect=joining, **options)
         return self.pools[name]

@@ -69,6 +69,7 @@ def proxy(
         engine_keys=keys,
         admin_key=admin_key,
         replica=replica,
+        listens=listener.getsockname()[:2],
     )
     app = create_app(settings)
     say(where)

@@ -30,8 +30,8 @@ def task(
 
     from agentrl.environment import DATABASE_URL
     from agentrl.location import run_name
+    from agentrl.own_address import local_address
     from agentrl.placement.folder_proof import check_token
-    from agentrl.placement.local_address import local_address
     from agentrl.placement.part_spec import PartSpec
     from agentrl.placement.run_secrets import read_secrets
     from agentrl.placement.task_runner import TaskRunner

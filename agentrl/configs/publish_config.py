@@ -11,6 +11,26 @@ from pydantic import Field, field_validator, model_validator
 from agentrl.configs.section import NonNegative, Seconds, Section
 
 
+class MooncakeAddress(Section):
+    """How a host reaches a Mooncake store."""
+
+    master: Annotated[str, Field(pattern=r"^[A-Za-z0-9.:\[\]-]{1,255}:[0-9]{1,5}$")]
+    """`HOST:PORT` of the store's master (`mooncake_master`)."""
+    metadata: Annotated[str, Field(min_length=1, max_length=1000)] = "P2PHANDSHAKE"
+    """The store's metadata server; `P2PHANDSHAKE`: none."""
+    protocol: Literal["rdma", "tcp", "efa"] = "rdma"
+    """How bytes move between hosts."""
+    devices: Annotated[str, Field(max_length=1000)] = ""
+    """Network devices, for example `mlx5_0,mlx5_1`; empty: the store chooses them."""
+
+
+class MooncakeConfig(MooncakeAddress):
+    """A Mooncake store, in whose memory engines' hosts find version files. Needs `agentrl[mooncake]`."""
+
+    segment_gb: Annotated[float, Field(ge=0, le=100_000)] = 0.0
+    """Memory that each trainer rank gives to the store, in 10⁹ bytes; with 0 other hosts must give it."""
+
+
 class PublishConfig(Section):
     """How engines receive new weights. An adapter (`lora.publish: adapter`) always comes from its folder."""
 
@@ -41,6 +61,8 @@ class PublishConfig(Section):
     """Number of versions that an engine may be behind the run while it finishes its calls. With 0 a publish swaps every
     engine before the run moves. Admission counts the lag: `trainer.max_staleness` minus it must not be negative.
     """
+    mooncake: MooncakeConfig | None = None
+    """Also put each version's files into a Mooncake store, where hosts of engines read them first; null: do not."""
     bucket_bytes: Annotated[int, Field(ge=1024)] = 256 * 1024 * 1024
     """Approximate size of a bucket of tensors."""
     timeout_s: Seconds = 60.0

@@ -1,17 +1,13 @@
-"""The address and the ports at which other hosts of a run reach this one, and the interface of an address."""
+"""The ports at which other hosts of a run reach this one, and the interface of an address."""
 
 from __future__ import annotations
 
 import os
-import socket
 
 import psutil
 
 from agentrl.engine.server_process import free_port
 from agentrl.errors import UserError
-
-ADDRESS = "AGENTRL_ADDRESS"
-"""Variable that overrides the address, on hosts with several networks."""
 
 PORT = "AGENTRL_PORT_"
 """With a port's name in capitals behind it: variable with a fixed port, where each process has a network of its own."""
@@ -24,17 +20,6 @@ def local_port(name: str) -> int:
     if not fixed.isdecimal() or not 0 < int(fixed) < 65536:
         raise UserError(f"{PORT}{name.upper()}: {fixed!r} is not a port from 1 to 65535")
     return int(fixed)
-
-
-def local_address(towards: str) -> str:
-    """The address of the interface that leads to the host `towards`, which may be a name. No packet is sent."""
-    if chosen := os.environ.get(ADDRESS):
-        return chosen
-    found = socket.getaddrinfo(towards or "127.0.0.1", 9, type=socket.SOCK_DGRAM)
-    family, kind, protocol, _, address = found[0]
-    with socket.socket(family, kind, protocol) as probe:
-        probe.connect(address)
-        return str(probe.getsockname()[0])
 
 
 def interface_of(address: str) -> str | None:

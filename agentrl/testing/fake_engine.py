@@ -141,6 +141,8 @@ class FakeEngine(Controls):
 
     def stop(self) -> None:
         """Die at once; running replies are cut off."""
+        if self._preparer is not None:
+            self._preparer.forget()  # ends the thread that fetches
         self._server.stop()
 
     # -- the server ------------------------------------------------------------------------------------------------

@@ -27,10 +27,10 @@ CHUNK_BYTES: Final = 2 << 20
 """Bytes of a tensor in a chunk; its last chunk is shorter."""
 HEADER: Final = struct.Struct("<BIII")
 SAME, SPARSE, DENSE = 0, 1, 2
-LEVEL = 1
-"""Level of zstandard."""
+PACKING: Final = zstandard.ZstdCompressionParameters.from_level(1, min_match=7, hash_log=9, window_log=21)
+"""Parameters of zstandard. Gaps and differences hardly repeat, so short matches are not searched for."""
 LONG = 255
-DENSE_FROM = 0.3
+DENSE_FROM = 0.5
 """Share of changed elements from which all differences are stored."""
 
 Buffer = memoryview | bytes | bytearray
@@ -130,7 +130,7 @@ def _from_planes(data: Buffer, item_bytes: int) -> Integers:
 
 
 def _pack(data: bytes) -> bytes:
-    return zstandard.ZstdCompressor(level=LEVEL, write_content_size=True).compress(data)
+    return zstandard.ZstdCompressor(compression_params=PACKING).compress(data)
 
 
 def _unpack(packed: Buffer, size_bytes: int) -> bytes:

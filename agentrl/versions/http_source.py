@@ -13,7 +13,10 @@ from agentrl.versions.version_manifest import MANIFEST_BYTES, VERSION_FILE, Vers
 TRIES = 5
 """Connections in a row that may break before WINDOW_BYTES came."""
 PAUSE_S = 0.2
-"""Wait before the second try; the next ones wait twice as long each."""
+"""Wait before the second try; the next ones wait twice as long each, but LONGEST_PAUSE_S at most."""
+LONGEST_PAUSE_S = 2.0
+BUSY_TRIES = 20
+"""Answers in a row that ask to try again, because the host has too many readers or is reading the file itself."""
 WINDOW_BYTES = 1 << 20
 WINDOW_S = 60.0
 """A server that needs longer for WINDOW_BYTES is too slow."""
@@ -22,7 +25,11 @@ BUSY = (429, 502, 503, 504)
 
 
 class _Broken(Exception):
-    """The connection broke, or the server is busy: another try may help."""
+    """The connection broke: another try may help."""
+
+
+class _Busy(Exception):
+    """The server asks to try again."""
 
 
 class HTTPSource:
@@ -65,7 +72,7 @@ class HTTPSource:
 
         Raises StorageError, and FileNotFoundError when the server does not have the file.
         """
-        url, at, breaks, came = f"{self}/{name}/{file}", start, 0, 0
+        url, at, breaks, busy, came = f"{self}/{name}/{file}", start, 0, 0, 0
         since = self._clock()
         while True:
             try:
@@ -73,7 +80,7 @@ class HTTPSource:
                     at, came = at + len(piece), came + len(piece)
                     yield piece
                     if came >= WINDOW_BYTES:
-                        since, came, breaks = self._clock(), 0, 0
+                        since, came, breaks, busy = self._clock(), 0, 0, 0
                     elif self._clock() - since > WINDOW_S:
                         raise StorageError(f"{url} is too slow: {came} bytes in {WINDOW_S:.0f} s")
                 return
@@ -81,7 +88,12 @@ class HTTPSource:
                 breaks += 1
                 if breaks == TRIES:
                     raise StorageError(f"cannot read {url}: {error}") from error
-            self._pause(PAUSE_S * 2 ** (breaks - 1))
+            except _Busy as error:
+                busy += 1
+                if busy == BUSY_TRIES:
+                    raise StorageError(f"cannot read {url}: {error}") from error
+            self._pause(min(LONGEST_PAUSE_S, PAUSE_S * 2 ** (breaks + busy - 1)))
+            since = self._clock()
 
     def _connection(self, url: str, at: int, end: int | None) -> Iterator[bytes]:
         """The bytes from `at` on that one connection gives. Raises _Broken when it breaks before `end`."""
@@ -106,10 +118,10 @@ class HTTPSource:
 
 
 def _expected(url: str, answer: httpx.Response, at: int, end: int | None) -> int:
-    """Where the bytes of an answer end. Raises _Broken, StorageError and FileNotFoundError for other answers."""
+    """Where the bytes of an answer end. Raises _Busy, StorageError and FileNotFoundError for other answers."""
     status = answer.status_code
     if status in BUSY:
-        raise _Broken(f"it answered {status}")
+        raise _Busy(f"it answered {status}")
     if status == 404:
         raise FileNotFoundError(url)
     if status not in (200, 206) or answer.headers.get("Content-Encoding", "identity") != "identity":

@@ -2,7 +2,7 @@
 
 A token is `UNTIL.NAME.HMAC`: seconds of the epoch, the version's name, and HMAC-SHA256 under the server's key of
 "read-version NAME UNTIL". It reads all versions with that number or a lower one, because a host that missed some needs
-them. A token with the name ANY reads every version.
+them.
 """
 
 from __future__ import annotations
@@ -11,12 +11,11 @@ import hmac
 
 from agentrl.versions.weights_folder import version_of
 
-ANY = "*"
 MOST_CHARACTERS = 400
 
 
 def read_token(key: str, name: str, until: int) -> str:
-    """The token that reads the version `name` and older ones until then, in seconds of the epoch; ANY: all."""
+    """The token that reads the version `name` and older ones until then, in seconds of the epoch."""
     return f"{until}.{name}.{_code(key, name, until)}"
 
 
@@ -29,8 +28,7 @@ def is_read_token(token: str, key: str, name: str, now: float) -> bool:
     if not hmac.compare_digest(code, _code(key, granted, until)):
         return False
     wanted, newest = version_of(name), version_of(granted)
-    reads = granted == ANY or (wanted is not None and newest is not None and wanted <= newest)
-    return reads and now <= until
+    return now <= until and wanted is not None and newest is not None and wanted <= newest
 
 
 def _code(key: str, name: str, until: int) -> str:

@@ -23,10 +23,8 @@ from agentrl.storage.folder_cache import FolderCache
 from agentrl.versions.tensor_files import verify
 from agentrl.versions.version_chain import Route, routes
 from agentrl.versions.version_entries import (
-    DELTA,
-    MADE,
-    WHOLE,
     InPlace,
+    announce,
     bytes_in,
     is_sound,
     manifest_in,
@@ -35,6 +33,7 @@ from agentrl.versions.version_entries import (
 )
 from agentrl.versions.version_fetch import Fetcher
 from agentrl.versions.version_manifest import VersionManifest
+from agentrl.versions.version_relay import DELTA, MADE, WHOLE, VersionRelay
 from agentrl.versions.version_sources import Source
 from agentrl.versions.whole_files import make_whole
 
@@ -46,6 +45,7 @@ class VersionCache:
         self._root = root.expanduser()
         self._entries = FolderCache(self._root, limit_bytes, is_sound=is_sound, durable=False)
         self._in_place = InPlace(self._root, self._entries)
+        self._relay = VersionRelay(self._root)
 
     @contextmanager
     def whole(
@@ -58,18 +58,25 @@ class VersionCache:
         or the cache has no room.
         """
         with ExitStack() as held:
-            yield self._cached(held, name, checksum) or self._whole(held, name, sources, checksum, received)
+            with self._relay.reading(name):
+                folder = self._cached(held, name, checksum) or self._whole(held, name, sources, checksum, received)
+            yield folder
 
     def locate(self, name: str, file: str) -> Path | None:
         """The path of a version's file that this host can serve to others; None when it has none.
 
-        Files that were made are not served: their digests are not those of the version's manifest.
+        A verified file is served while others of its version are read. Files that were made are not served: their
+        digests are not those of the version's manifest.
         """
         for kind in (WHOLE, DELTA):
             path = self._root / f"{name}{kind}" / file
             if path.is_file():
                 return path
-        return None
+        return self._relay.locate(name, file)
+
+    def awaits(self, name: str, file: str) -> bool:
+        """Whether this process is reading the version and may have the file soon."""
+        return self._relay.awaits(name, file)
 
     def _whole(
         self, held: ExitStack, name: str, sources: Sequence[Source], checksum: str, received: Callable[[int], None]
@@ -117,6 +124,8 @@ class VersionCache:
         """
         try:
             with ExitStack() as used:
+                for manifest in way.deltas:
+                    used.enter_context(self._relay.reading(manifest.name, DELTA))
                 base = self._base(used, way.base, fetcher)
                 deltas = [self._deltas(used, manifest, fetcher) for manifest in way.deltas]
 
@@ -142,11 +151,13 @@ class VersionCache:
             raise StorageError(f"{base.name} was deleted from the cache {self._root} while it was wanted")
 
         def fill(draft: Path) -> None:
+            announce(draft, base)
             fetcher.fill(base.name, files, draft)
             verify(draft, base)
             seal(draft, base)
 
-        return self._entry(used, base, WHOLE, size, fill)
+        with self._relay.reading(base.name, WHOLE):
+            return self._entry(used, base, WHOLE, size, fill)
 
     def _cached(self, held: ExitStack, name: str, checksum: str) -> Path | None:
         """The entry with a version's whole files."""
@@ -162,6 +173,7 @@ class VersionCache:
         assert delta is not None
 
         def fill(draft: Path) -> None:
+            announce(draft, wanted)
             fetcher.fill(wanted.name, delta.files, draft)
             seal(draft, wanted)
 

@@ -11,17 +11,22 @@ from agentrl.storage.folder_manifest import FileFacts, facts_of
 from agentrl.versions.tensor_files import verify
 from agentrl.versions.version_fetch import Fetcher
 from agentrl.versions.version_manifest import VERSION_FILE, VersionManifest, named_manifest
+from agentrl.versions.version_relay import DELTA, MADE, WHOLE
 from agentrl.versions.version_stamps import STAMP, is_stamped, stamp_of, write_stamp
 
-WHOLE, MADE, DELTA = ".whole", ".made", ".delta"
 IN_PLACE = "in-place"
 MOST_STAMPS = 64
 """Stamps of folders in place that are kept."""
 
 
+def announce(draft: Path, manifest: VersionManifest) -> None:
+    """Say in a draft which files will come. Raises OSError."""
+    (draft / VERSION_FILE).write_bytes(manifest.dumps())
+
+
 def seal(draft: Path, manifest: VersionManifest) -> None:
     """Complete an entry whose files are verified. Raises OSError."""
-    (draft / VERSION_FILE).write_bytes(manifest.dumps())
+    announce(draft, manifest)
     write_stamp(draft / STAMP, stamp_of(draft, _names(draft)))
 
 

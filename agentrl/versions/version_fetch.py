@@ -99,9 +99,12 @@ class Fetcher:
         raise StorageError(f"no source has {name}/{file.name} as its manifest has it{self.said()}")
 
     def _copy(self, source: Source, name: str, file: VersionFile, target: Path) -> None:
-        """Copy a file from a source. Raises StorageError of the source, and OSError of this disk."""
-        digest, size = hashlib.sha256(), 0
-        with target.open("wb") as out:
+        """Copy a file from a source; it has its name once it is verified.
+
+        Raises StorageError of the source, and OSError of this disk.
+        """
+        digest, size, draft = hashlib.sha256(), 0, target.with_name(f".{target.name}")
+        with draft.open("wb") as out:
             for piece in source.read(name, file.name, 0, file.size_bytes):
                 size += len(piece)
                 if size > file.size_bytes:
@@ -111,3 +114,4 @@ class Fetcher:
                 self.received(len(piece))
         if (size, digest.hexdigest()) != (file.size_bytes, file.sha256):
             raise DamagedObject(f"{source}/{name}/{file.name} has other bytes than its manifest states")
+        draft.rename(target)

@@ -1,6 +1,9 @@
 """ASGI: serves version files, `GET /NAME/FILE` and `HEAD`, with ranges and entity tags, to hosts with a read token.
 
-401 no token   403 a token for another version   404 no such file   416 a range behind its end   503 too many readers
+401 no token   403 a token for another version   404 no such file   416 a range behind its end
+503 too many readers, or the file is still being read from elsewhere: ask again
+
+A request for a file that this host is reading waits for it, so that versions flow through a chain of hosts.
 """
 
 from __future__ import annotations
@@ -8,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import os
 import re
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -18,6 +22,11 @@ PIECE_BYTES = 1 << 20
 SEND_TIMEOUT_S = 60.0
 """How long a reader may take for a piece."""
 MOST_READERS = 32
+WAIT_S = 20.0
+"""How long a request waits for a file that is being read: less than the time-out of HTTPSource."""
+POLL_S = 0.05
+TRIES = 3
+"""How often a file is looked up that is moved or deleted while it is opened."""
 RANGE = re.compile(r"bytes=([0-9]{0,18})-([0-9]{0,18})")
 Headers = list[tuple[bytes, bytes]]
 
@@ -27,6 +36,10 @@ class Shelf(Protocol):
 
     def locate(self, name: str, file: str) -> Path | None:
         """The path of a version's file; None when it is not there. `name` and `file` are validated."""
+        ...
+
+    def awaits(self, name: str, file: str) -> bool:
+        """Whether the file is being read from elsewhere."""
         ...
 
 
@@ -40,6 +53,10 @@ class WeightsFolder:
         """See `Shelf`."""
         path = self._root / name / file
         return path if path.is_file() else None
+
+    def awaits(self, name: str, file: str) -> bool:
+        """See `Shelf`."""
+        return False
 
 
 class VersionFiles:
@@ -61,33 +78,60 @@ class VersionFiles:
         if scope["type"] != "http":
             return
         headers = {key.lower(): value for key, value in scope["headers"]}
-        status, path = self._checked(scope, headers)
-        if path is None:
-            await _refuse(send, status)
-        elif self._readers >= self._most_readers:
-            await _refuse(send, 503, [(b"retry-after", b"1")])
-        else:
-            self._readers += 1
-            try:
-                await _serve(path, scope["method"], headers, send)
-            finally:
-                self._readers -= 1
-
-    def _checked(self, scope: Any, headers: dict[bytes, bytes]) -> tuple[int, Path | None]:
-        """The path that a request may read, or the status that refuses it."""
-        if scope["method"] not in ("GET", "HEAD"):
-            return 405, None
         name, file = ["", "", *scope["path"].split("/")][-2:]
+        status = self._refusal(scope["method"], name, file, headers)
+        if status is None and self._readers >= self._most_readers:
+            status = 503
+        if status is not None:
+            await _refuse(send, status)
+            return
+        self._readers += 1
+        try:
+            await self._answer(scope["method"], name, file, headers, send)
+        finally:
+            self._readers -= 1
+
+    def _refusal(self, method: str, name: str, file: str, headers: dict[bytes, bytes]) -> int | None:
+        """The status of a request that may not read a file; None for one that may."""
+        if method not in ("GET", "HEAD"):
+            return 405
         if not NAME.fullmatch(name) or not _is_version_file(file):
-            return 404, None
+            return 404
         scheme, _, token = headers.get(b"authorization", b"").decode("latin-1").partition(" ")
         if scheme.lower() != "bearer" or not token:
-            return 401, None
-        if not self._allowed(token, name):
-            return 403, None
-        found = (shelf.locate(name, file) for shelf in self._shelves)
-        path = next((path for path in found if path is not None), None)
-        return 404, path
+            return 401
+        return None if self._allowed(token, name) else 403
+
+    async def _answer(self, method: str, name: str, file: str, headers: dict[bytes, bytes], send: Any) -> None:
+        """Send a file, after waiting for it if need be."""
+        for _ in range(TRIES):
+            path = await self._found(name, file)
+            if path is None:
+                break
+            try:
+                descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            except FileNotFoundError:  # moved or deleted meanwhile
+                continue
+            try:
+                await _serve(descriptor, method, headers, send)
+            finally:
+                os.close(descriptor)
+            return
+        await _refuse(send, 503 if self._awaits(name, file) else 404)
+
+    async def _found(self, name: str, file: str) -> Path | None:
+        """The path of a file; waits while a shelf awaits it. None when it is not there, or did not come in WAIT_S."""
+        until = time.monotonic() + WAIT_S
+        while True:
+            awaited = self._awaits(name, file)  # before the look, so that a file that has just come is found
+            found = (shelf.locate(name, file) for shelf in self._shelves)
+            path = next((path for path in found if path is not None), None)
+            if path is not None or not awaited or time.monotonic() > until:
+                return path
+            await asyncio.sleep(POLL_S)
+
+    def _awaits(self, name: str, file: str) -> bool:
+        return any(shelf.awaits(name, file) for shelf in self._shelves)
 
 
 class Part(NamedTuple):
@@ -119,30 +163,22 @@ def _is_version_file(file: str) -> bool:
     return file == VERSION_FILE or file.endswith((TENSOR_FILE, *SIDECARS)) or DELTA_NAME.fullmatch(file) is not None
 
 
-async def _serve(path: Path, method: str, headers: dict[bytes, bytes], send: Any) -> None:
+async def _serve(descriptor: int, method: str, headers: dict[bytes, bytes], send: Any) -> None:
     """Send a file, or the part of it that is asked for."""
-    try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    except FileNotFoundError:  # deleted meanwhile
-        await _refuse(send, 404)
+    stat = os.fstat(descriptor)
+    tag = f'"{stat.st_size:x}-{stat.st_mtime_ns:x}"'.encode()
+    wanted = headers.get(b"range", b"") if headers.get(b"if-range", tag) == tag else b""
+    part = part_of(stat.st_size, wanted.decode("latin-1"))
+    if part is None:
+        await _refuse(send, 416, [(b"content-range", f"bytes */{stat.st_size}".encode())])
         return
-    try:
-        stat = os.fstat(descriptor)
-        tag = f'"{stat.st_size:x}-{stat.st_mtime_ns:x}"'.encode()
-        wanted = headers.get(b"range", b"") if headers.get(b"if-range", tag) == tag else b""
-        part = part_of(stat.st_size, wanted.decode("latin-1"))
-        if part is None:
-            await _refuse(send, 416, [(b"content-range", f"bytes */{stat.st_size}".encode())])
-            return
-        about = [(b"etag", tag), (b"accept-ranges", b"bytes"), (b"content-type", b"application/octet-stream")]
-        about.append((b"content-length", str(part.end - part.start).encode()))
-        is_part = part != Part(0, stat.st_size)
-        if is_part:
-            about.append((b"content-range", f"bytes {part.start}-{part.end - 1}/{stat.st_size}".encode()))
-        await send({"type": "http.response.start", "status": 206 if is_part else 200, "headers": about})
-        await _send_part(descriptor, part if method == "GET" else Part(0, 0), send)
-    finally:
-        os.close(descriptor)
+    about = [(b"etag", tag), (b"accept-ranges", b"bytes"), (b"content-type", b"application/octet-stream")]
+    about.append((b"content-length", str(part.end - part.start).encode()))
+    is_part = part != Part(0, stat.st_size)
+    if is_part:
+        about.append((b"content-range", f"bytes {part.start}-{part.end - 1}/{stat.st_size}".encode()))
+    await send({"type": "http.response.start", "status": 206 if is_part else 200, "headers": about})
+    await _send_part(descriptor, part if method == "GET" else Part(0, 0), send)
 
 
 async def _send_part(descriptor: int, part: Part, send: Any) -> None:
@@ -159,6 +195,7 @@ async def _send_part(descriptor: int, part: Part, send: Any) -> None:
 
 
 async def _refuse(send: Any, status: int, headers: Headers | None = None) -> None:
-    about = [*(headers or []), (b"content-length", b"0")]
+    again = [(b"retry-after", b"1")] if status == 503 else []
+    about = [*(headers or []), *again, (b"content-length", b"0")]
     await send({"type": "http.response.start", "status": status, "headers": about})
     await send({"type": "http.response.body", "body": b""})

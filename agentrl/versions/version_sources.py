@@ -1,4 +1,4 @@
-"""Where a host reads version files: a folder, object storage, or another host over HTTP."""
+"""Where a host reads version files: a folder, object storage, another host, or memory that hosts share."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from agentrl.configs.section import Section
 from agentrl.errors import DamagedObject, StorageError
 from agentrl.storage.object_store import ObjectStore
 from agentrl.versions.http_source import HTTPSource
+from agentrl.versions.transports.mooncake_source import MooncakeSource, MooncakeSpec
 from agentrl.versions.version_manifest import MANIFEST_BYTES, VERSION_FILE, VersionManifest, named_manifest
 
 PART_BYTES = 8 << 20
@@ -54,17 +55,20 @@ class HTTPSpec(Section):
     token: str = Field(repr=False)
 
 
-SourceSpec = Annotated[FolderSpec | StorageSpec | HTTPSpec, Field(discriminator="kind")]
+AnySpec = FolderSpec | StorageSpec | HTTPSpec | MooncakeSpec
+SourceSpec = Annotated[AnySpec, Field(discriminator="kind")]
 SOURCE_SPECS: TypeAdapter[list[SourceSpec]] = TypeAdapter(Annotated[list[SourceSpec], Field(max_length=64)])
 """Reads and writes lists of sources as JSON."""
 
 
-def open_source(spec: FolderSpec | StorageSpec | HTTPSpec) -> Source:
+def open_source(spec: AnySpec) -> Source:
     """The source of a specification. Raises UserError for a storage that cannot be opened."""
     if isinstance(spec, FolderSpec):
         return FolderSource(spec.root, spec.in_place)
     if isinstance(spec, StorageSpec):
         return ObjectSource(ObjectStore(storage_url(spec.url)))
+    if isinstance(spec, MooncakeSpec):
+        return MooncakeSource(spec)
     return HTTPSource(spec.url, spec.token)
 
 

@@ -15,7 +15,7 @@ import psutil
 from sqlalchemy import text
 from sqlalchemy.exc import DBAPIError
 
-from agentrl.placement.local_address import ADDRESS
+from agentrl.own_address import ADDRESS
 from chaos.ray_nodes import Node, Nodes
 from chaos.run import NAME, SUPERVISOR, Run, RunFailed
 

@@ -13,7 +13,7 @@ import harness
 
 from agentrl.domain.schemas import VersionState
 from agentrl.proxy.engines import publishing
-from agentrl.proxy.engines.version_delivery import BY_FOLDER
+from agentrl.proxy.engines.waves import spare
 from agentrl.store.tables import weight_versions
 from fleets.simulated import Loads, Simulation
 
@@ -29,7 +29,7 @@ async def publish(report: harness.Report, simulation: Simulation) -> None:
     insert = weight_versions.insert().values(**row, path=str(simulation.model), state=VersionState.PENDING)
     simulation.database.transact(lambda conn: conn.execute(insert))
     n_engines = len(pool.engines)
-    width = publishing.at_once(pool.engines, BY_FOLDER, pool.updates_at_once)
+    width = min(pool.pace.parallel, spare(n_engines, pool.pace.serving_share))
     simulation.loads = loads = Loads(n_engines, width)
     simulation.counts.take()
     started = time.perf_counter()

@@ -24,15 +24,19 @@ PARTS = ("wait_for_batch", "wait_for_policy", "train", "checkpoint")
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """A variant of the comparison: how old tokens may be, and whether the loss corrects for their age."""
+    """A variant of the comparison: how old tokens may be, whether the loss corrects for their age, how many versions an
+    engine may be behind the run (`publish.lag`), and how many engines there are.
+    """
 
     max_staleness: int
     corrected: bool = True
+    lag: int = 0
+    engines: int = 1
 
     @property
     def name(self) -> str:
         """The name of the variant in figures."""
-        return f"{self.max_staleness}" if self.corrected else f"{self.max_staleness}_uncorrected"
+        return f"{self.max_staleness}{'' if self.corrected else '_uncorrected'}{f'_lag{self.lag}' if self.lag else ''}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +90,8 @@ def config(variant: Variant, seed: int, steps: int, lr: float) -> dict[str, Any]
             "lr": lr,
             "algorithm": {"aggregation": "token_mean"} | ({} if variant.corrected else {"correction": "none"}),
         },
+        "publish": {"lag": variant.lag},
+        "resources": {"engines": {"count": variant.engines}},
         "evaluation": {
             "tasks": "agentrl.agents.reverse:heldout_tasks",
             "size": 64,

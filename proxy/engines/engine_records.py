@@ -73,14 +73,17 @@ class EngineRecords:
             return None
         return None if await asyncio.to_thread(_is_whole, Path(row.path), Path(self._base_model)) else self._base_model
 
+    async def recorded(self, version: int) -> RecordedFolder:
+        """The folder of a version as the store has it."""
+        row = await self._store.read(runs.version, self._run_id, version)
+        return RecordedFolder(None, None) if row is None else RecordedFolder(row.path, row.checksum)
+
     async def folder(self, version: int, recorded: RecordedFolder | None = None) -> str | None:
         """The folder with a version's tensors, checked against the trainer's checksum: `recorded`, or it is read.
 
         None for a run that only records and has no weights of its own: engines keep theirs.
         """
-        if recorded is None:
-            row = await self._store.read(runs.version, self._run_id, version)
-            recorded = RecordedFolder(None, None) if row is None else RecordedFolder(row.path, row.checksum)
+        recorded = recorded or await self.recorded(version)
         if recorded.path is None:
             return self._base_model if await asyncio.to_thread(_may_have_weights, Path(self._base_model)) else None
         return await self._folders.checked(version, recorded.path, recorded.checksum)

@@ -107,7 +107,8 @@ class EngineReports:
     def _set(self, engine: Engine, state: EngineState, error: str | None) -> None:
         before, engine.state, engine.error = engine.state, state, error
         engine.paused = engine.paused and state is EngineState.UPDATING
-        engine.paused_since = None if state is EngineState.DEAD else engine.paused_since
+        if state is EngineState.DEAD:
+            engine.paused_since = engine.prepares = engine.preparing_since = None
         if before is not state:
             log.info("engine %s is %s%s", engine.url, state, f": {error}" if error else "")
         self._notify()

@@ -21,12 +21,14 @@ from agentrl.domain.schemas import Json
 from agentrl.engine.sglang_client import EngineClient, PauseMode
 from agentrl.errors import EngineDied, EngineError, EngineUnavailable, StoreError
 from agentrl.proxy.engines.adapters import Adapters
+from agentrl.proxy.engines.delivery.preparations import Preparations
+from agentrl.proxy.engines.delivery.wave_run import Pace
 from agentrl.proxy.engines.engine_records import EngineRecords
 from agentrl.proxy.engines.engine_reports import EngineReports
 from agentrl.proxy.engines.engine_state import Engine, EngineState
 from agentrl.proxy.engines.retry_budget import RetryBudget
 from agentrl.proxy.engines.updates import POLL_S, Updates
-from agentrl.proxy.engines.version_delivery import BY_FOLDER, Delivery, EngineBusy, Loaded
+from agentrl.proxy.engines.version_delivery import BY_FOLDER, Delivery, EngineBusy, Loaded, Prepared
 from agentrl.proxy.engines.watchers import LiveReplicas, list_digest, watched_by
 from agentrl.proxy.recent import Recent
 from agentrl.store import fleet
@@ -58,12 +60,14 @@ class EnginePool:
         silent_s: float = SILENT_S,
         pause_mode: PauseMode = "retract",
         update_timeout_s: float = 180.0,
-        updates_at_once: int = 32,
+        pace: Pace = Pace(),
+        preparations: Preparations | None = None,
     ) -> None:
         self.engines = [Engine(client) for client in clients]
         self._connect = connect  # makes the client of an engine that joins
         self.update_lock = asyncio.Lock()  # one publisher at a time
-        self.updates_at_once = updates_at_once  # the limit of a publish
+        self.pace = pace  # of a publish
+        self.preparations = preparations  # None: engines load versions while they are paused
         self.budget = RetryBudget()
         self.calls = 0  # calls that are being sampled
         self._records = records
@@ -76,6 +80,8 @@ class EnginePool:
             adapters=adapters,
             pause_mode=pause_mode,
             timeout_s=update_timeout_s,
+            preparations=preparations,
+            peers=self._peers,
         )
         self._sticky: Recent[Engine] = Recent()
         self._deaths: Recent[int] = Recent()  # call id → how many engines died while they sampled it
@@ -240,10 +246,18 @@ class EnginePool:
         """The newest trainer's epoch, as of the last read of the fleet: at most about a second old."""
         return self._records.trainer_epoch
 
-    async def load(self, engine: Engine, version: int, delivery: Delivery = BY_FOLDER) -> Loaded:
+    async def load(
+        self, engine: Engine, version: int, delivery: Delivery = BY_FOLDER, prepared: Prepared | None = None
+    ) -> Loaded:
         """Load `version` on an engine that answers and lacks it, then let the engine serve: `Updates.load`."""
         async with engine.lock:
-            return await self.updates.load(engine, version, delivery)
+            return await self.updates.load(engine, version, delivery, prepared)
+
+    def _peers(self, engine: Engine) -> list[Engine]:
+        """The engines that have probably prepared the run's version, those with the fewest calls first."""
+        others = (other for other in self.engines if other is not engine and other.prepares)
+        serving = (other for other in others if other.state is EngineState.SERVING)
+        return sorted(serving, key=lambda other: (other.running, other.url))
 
     # -- the choice ------------------------------------------------------------------------------------------------
 

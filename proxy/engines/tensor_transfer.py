@@ -159,14 +159,18 @@ async def close_open_update(client: EngineClient) -> None:
         return
 
 
-async def members(clients: Sequence[EngineClient], at_once: int) -> list[Json]:
-    """The engines that answer now, with the number of tensor ranks of each; `at_once` are asked at a time."""
+async def members(clients: Sequence[EngineClient], at_once: int, *, prepare: bool = False) -> list[Json]:
+    """The engines that answer now, with the number of tensor ranks of each; `at_once` are asked at a time.
+
+    With `prepare`, says which of them can prepare versions.
+    """
     places = asyncio.Semaphore(at_once)
 
     async def member(client: EngineClient) -> Json | None:
         async with places:
             try:
-                return {"url": client.url, "ranks": await client.tensor_ranks()}
+                prepares = prepare and await client.preparation() is not None
+                return {"url": client.url, "ranks": await client.tensor_ranks(), "prepares": prepares}
             except EngineError:
                 return None
 
@@ -179,15 +183,16 @@ async def verify(client: EngineClient, expected: dict[str, str]) -> int:
 
     Raises EngineError with the first name that differs. The parts on an engine of several ranks cannot be compared.
     """
-    if not expected:
-        return 0
-    ranks = await client.checksums()
+    return compare(client.url, await client.checksums(), expected) if expected else 0
+
+
+def compare(url: str, ranks: Sequence[dict[str, str]], expected: dict[str, str]) -> int:
+    """`verify`, of digests that an engine has reported for each of its ranks."""
     found = ranks[0] if len(ranks) == 1 else {}
     common = sorted(expected.keys() & found.keys())
     for name in common:
         if found[name] != expected[name]:
             raise EngineError(
-                f"{client.url} has other weights than the trainer: {name} has digest {found[name]}, "
-                f"not {expected[name]}"
+                f"{url} has other weights than the trainer: {name} has digest {found[name]}, not {expected[name]}"
             )
     return len(common)

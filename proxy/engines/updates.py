@@ -1,7 +1,7 @@
 """Updates an engine's weights: pause, update, check, continue.
 
-    claim the engine (store) ─► pause ─► load ─► check the reported version ─► continue ─► release it
-                                        └ failed, or the replica died: stays paused ─► another replica repairs it
+    prepare ─► claim the engine (store) ─► pause ─► swap or load ─► check the reported version ─► continue ─► release it
+                                                   └ failed, or the replica died: stays paused ─► another one repairs it
 
 Only the replica that has claimed it, in the store, changes an engine's weights. The engine stays paused until the
 weights are complete ("whole": of one version).
@@ -22,13 +22,14 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 
 from agentrl.engine.sglang_client import BASE, EngineClient, Memory, PauseMode
-from agentrl.errors import EngineError, EngineUnavailable, StoreError
+from agentrl.errors import EngineError, EngineRejected, EngineUnavailable, StoreError
 from agentrl.proxy.engines.adapters import Adapters
+from agentrl.proxy.engines.delivery.preparations import Preparations
 from agentrl.proxy.engines.engine_records import EngineRecords
 from agentrl.proxy.engines.engine_state import Engine, EngineState
 from agentrl.proxy.engines.memory_release import release_memory
 from agentrl.proxy.engines.tensor_transfer import close_open_update, verify
-from agentrl.proxy.engines.version_delivery import BY_FOLDER, Delivery, EngineBusy, Loaded
+from agentrl.proxy.engines.version_delivery import BY_FOLDER, Delivery, EngineBusy, Loaded, Prepared
 
 log = logging.getLogger(__name__)
 POLL_S = 0.2
@@ -63,6 +64,8 @@ class Updates:
         adapters: Adapters | None,
         pause_mode: PauseMode,
         timeout_s: float,
+        preparations: Preparations | None = None,
+        peers: Callable[[Engine], list[Engine]] = lambda engine: [],
     ) -> None:
         self.pause_mode = pause_mode
         self.timeout_s = timeout_s
@@ -71,6 +74,8 @@ class Updates:
         self._set_state = set_state
         self._notify = notify
         self._adapters = adapters
+        self._preparations = preparations
+        self._peers = peers  # the engines that may have the run's version on their hosts
 
     async def ask(self, engine: Engine) -> tuple[int | None, bool]:
         """The version that an engine reports, and whether it is paused. Raises EngineError, TimeoutError."""
@@ -101,14 +106,15 @@ class Updates:
         while wanted.released or paused or reported != wanted.version:
             if wanted.released:
                 return await self._release_memory(engine, paused)
-            # checks the folder, which may take long, before the engine is paused
-            await self._records.folder(wanted.version)
+            prepared = None if paused else await self._prepared(engine, wanted.version)
+            if prepared is None:  # checks the folder, which may take long, before the engine is paused
+                await self._records.folder(wanted.version)
             async with self._claimed(engine, paused) as claim:
                 reported, paused = await self.ask(engine)  # another replica may have just updated it
                 claim.whole = not paused
                 wanted = await self._records.wanted(None if paused else reported)
                 if not wanted.released and (paused or reported != wanted.version):
-                    await self._put(engine, claim, wanted.version)
+                    await self._put(engine, claim, wanted.version, prepared=prepared)
                     reported, paused = wanted.version, False
                 claim.whole = claim.whole or engine.is_released
             wanted = await self._records.wanted(reported)  # the run may have moved on meanwhile
@@ -116,6 +122,18 @@ class Updates:
         await self._set_state(engine, EngineState.SERVING)
         if engine.unreleased:
             await self._release(engine, whole=True)
+
+    async def _prepared(self, engine: Engine, version: int) -> Prepared | None:
+        """The version that an engine which serves another one has prepared; None when it has to load it instead.
+
+        Raises EngineBusy while it prepares, EngineError, StoreError.
+        """
+        if self._preparations is None or self._adapters is not None or engine.memory is not Memory.HELD:
+            return None
+        wish = self._preparations.wish(version, await self._records.recorded(version), {})
+        if wish is None:
+            return None
+        return await self._preparations.advance(engine, wish, self._peers(engine))
 
     async def _release_memory(self, engine: Engine, paused: bool) -> None:
         """Release the memory of an engine, whose calls wait in it or at the proxy. Raises EngineError, StoreError."""
@@ -198,20 +216,23 @@ class Updates:
         too_long = time.monotonic() - engine.paused_since > self.timeout_s + CLEANING_UP_S
         return too_long or not await self._records.is_whole(engine.url)
 
-    async def load(self, engine: Engine, version: int, delivery: Delivery = BY_FOLDER) -> Loaded:
-        """Load `version` on an engine that answers and lacks it, then let the engine serve.
+    async def load(
+        self, engine: Engine, version: int, delivery: Delivery = BY_FOLDER, prepared: Prepared | None = None
+    ) -> Loaded:
+        """Load `version` on an engine that answers and lacks it, then let the engine serve. It may have it `prepared`.
 
         Raises EngineError when it does not answer, does not report the version afterwards, or has other tensors than
         the trainer, and StoreError.
         """
         _, paused = await self._answer(engine)
-        await self._records.folder(version, delivery.folder)
+        if prepared is None:
+            await self._records.folder(version, delivery.folder)
         async with self._claimed(engine, paused, self.timeout_s + CLEANING_UP_S) as claim:
             reported, paused = await self._answer(engine)
             claim.whole = not paused
             loaded = await self._already(engine, delivery) if reported == version and not paused else None
             if loaded is None:
-                loaded = await self._put(engine, claim, version, delivery)
+                loaded = await self._put(engine, claim, version, delivery, prepared)
             engine.version = version
             await self._set_state(engine, EngineState.SERVING)
         return loaded
@@ -236,11 +257,18 @@ class Updates:
         except TimeoutError as error:
             raise EngineUnavailable(f"{engine.url} does not answer") from error
 
-    async def _put(self, engine: Engine, claim: Claim, version: int, delivery: Delivery = BY_FOLDER) -> Loaded:
+    async def _put(
+        self,
+        engine: Engine,
+        claim: Claim,
+        version: int,
+        delivery: Delivery = BY_FOLDER,
+        prepared: Prepared | None = None,
+    ) -> Loaded:
         """Load `version`: an adapter over the base weights, or whole weights."""
         started = time.monotonic()
         if self._adapters is None:
-            return await self._replace(engine, claim, version, delivery)
+            return await self._replace(engine, claim, version, delivery, prepared)
         path = await self._records.folder(version, delivery.folder)
         assert path is not None, "a run with adapters is trained"
         if engine.label != BASE or not claim.whole:
@@ -248,11 +276,19 @@ class Updates:
         await self._adapters.put(engine, version, path)
         return Loaded(time.monotonic() - started, "adapter")
 
-    async def _replace(self, engine: Engine, claim: Claim, version: int, delivery: Delivery = BY_FOLDER) -> Loaded:
+    async def _replace(
+        self,
+        engine: Engine,
+        claim: Claim,
+        version: int,
+        delivery: Delivery = BY_FOLDER,
+        prepared: Prepared | None = None,
+    ) -> Loaded:
         """Pause, update, check, continue."""
         if not claim.mine:
             raise EngineBusy(f"{engine.url} has changed")  # since `ask`: the next probe asks again
-        path = await self._records.folder(version, delivery.folder)
+        swaps = prepared is not None and claim.whole and engine.memory is Memory.HELD
+        path = None if swaps else await self._records.folder(version, delivery.folder)
         await self._set_state(engine, EngineState.UPDATING)
         started = time.monotonic()
         broken, claim.whole = not claim.whole, False
@@ -266,7 +302,11 @@ class Updates:
         self._notify()
         if broken:
             await close_open_update(engine.client)
-        if engine.memory is Memory.HELD:
+        swapped = prepared if swaps and await self._swap(engine, version, prepared, flush=not keeps_cache) else None
+        if swapped is not None:
+            transport, verified = "prepared", swapped.verified
+        elif engine.memory is Memory.HELD:
+            path = await self._records.folder(version, delivery.folder) if swaps else path
             transport, verified = await self._fill(engine.client, version, path, delivery, flush=not keeps_cache)
         else:
             transport, verified = await self._reload(engine, version, path, delivery)
@@ -275,7 +315,23 @@ class Updates:
         engine.seen = engine.changes
         engine.version = engine.label = version
         engine.adapter, engine.paused = None, False
-        return Loaded(time.monotonic() - started, transport, verified)
+        return Loaded(time.monotonic() - started, transport, verified, swapped)
+
+    async def _swap(self, engine: Engine, version: int, prepared: Prepared | None, *, flush: bool) -> bool:
+        """Make the prepared version the one in use; false when the engine must load it instead, while it is paused.
+
+        Raises EngineUnavailable.
+        """
+        assert prepared is not None
+        try:
+            await engine.client.swap(prepared.name, version, flush_cache=flush, timeout_s=self.timeout_s)
+            await _check_label(engine.client, version)
+        except EngineUnavailable:
+            raise
+        except EngineError as error:
+            log.warning("engine %s reads version %d from its folder: %s", engine.url, version, error)
+            return False
+        return True
 
     async def _reload(self, engine: Engine, version: int, path: str | None, delivery: Delivery) -> tuple[str, int]:
         """Load all weights into an engine that has released its memory, and let it have its memory again.
@@ -316,10 +372,22 @@ class Updates:
                 log.warning("engine %s reads the version from its folder: %s", client.url, error)
                 await close_open_update(client)
         if path is not None:
-            await client.update_weights_from_disk(path, version, flush_cache=flush, timeout_s=self.timeout_s)
+            await self._load_folder(client, path, version, delivery, flush=flush)
         elif version is not None:
             await client.label_weights(version)
         return "none" if path is None else "disk", await self._check(client, version, delivery)
+
+    async def _load_folder(
+        self, client: EngineClient, path: str, version: int | None, delivery: Delivery, *, flush: bool
+    ) -> None:
+        """Let an engine read a folder. Raises EngineError, which says what to set if it was made on this host."""
+        try:
+            await client.update_weights_from_disk(path, version, flush_cache=flush, timeout_s=self.timeout_s)
+        except EngineRejected as error:
+            if delivery.folder is None or path == delivery.folder.path:
+                raise
+            said = f"{error}. {path} was made from a delta on the proxy's host: set publish.delta: never"
+            raise EngineRejected(said, engine_message=error.engine_message) from error
 
     async def _check(self, client: EngineClient, version: int | None, delivery: Delivery) -> int:
         if version is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Literal
 
 from agentrl.errors import EngineError
 from agentrl.proxy.engines.tensor_transfer import Transfer
@@ -31,6 +32,21 @@ class Delivery:
 
 
 BY_FOLDER = Delivery()
+Source = Literal["origin", "peer", "host"]
+"""From where an engine's host read a version: the folder, storage or a proxy; another engine; or it read nothing, since
+it had the version, or uses the folder in place.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A version that an engine holds beside the one that it serves."""
+
+    name: str  # its folder's
+    n_bytes: int  # that the engine's host read for it
+    seconds: float  # from the order until it was ready
+    source: Source
+    verified: int = 0  # number of tensors compared with the trainer's
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,3 +56,4 @@ class Loaded:
     stall_s: float  # how long the engine was paused
     transport: str
     verified: int = 0  # number of tensors compared with the trainer's
+    prepared: Prepared | None = None

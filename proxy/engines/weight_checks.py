@@ -1,30 +1,48 @@
-"""Checks the tensors of a weight folder against the trainer's checksum before an engine loads them."""
+"""Checks the tensors of a weight folder against the trainer's checksum before an engine loads them.
+
+A version that was written as a delta is made whole first, in this host's cache.
+"""
 
 from __future__ import annotations
 
 import asyncio
+from contextlib import ExitStack
 from pathlib import Path
 
-from agentrl.errors import StoreError
+from agentrl.errors import StorageError, StoreError
+from agentrl.proxy.engines.delivery.version_places import VersionPlaces
+from agentrl.versions.version_manifest import VERSION_FILE
 from agentrl.versions.weights_folder import TENSORS, checksum
 
 Signature = tuple[str, int, int]
+HELD = 2
+"""Versions whose whole files stay in the cache while engines load them."""
 
 
 class WeightFolders:
-    """Checks each folder once in this process, and again when its file `tensors` has changed."""
+    """Checks each folder once in this process, and again when its file `tensors` has changed.
 
-    def __init__(self, tensors: str = TENSORS) -> None:
+    With `places`, folders with a manifest are found there, and made whole.
+    """
+
+    def __init__(self, tensors: str = TENSORS, places: VersionPlaces | None = None) -> None:
         self._tensors = tensors
+        self._places = places
         self._checksums: dict[int, tuple[Signature, str]] = {}
+        self._held: dict[str, ExitStack] = {}
+        self._making = asyncio.Lock()
 
     async def checked(self, version: int, path: str, expected: str | None) -> str:
-        """`path`. Raises StoreError when its tensors have another checksum than `expected`.
+        """A folder with whole tensors: `path`, if it has them.
 
         A file that this machine does not see passes: engines may share a disk with the trainer, and an engine that
-        cannot read the file reports that.
+        cannot read the file reports that. Raises StoreError when its tensors have another checksum than `expected`, or
+        it cannot be made whole.
         """
-        file = Path(path) / self._tensors
+        folder = Path(path)
+        if expected is not None and self._places is not None and await asyncio.to_thread(self._has_manifest, folder):
+            return await self._whole(self._places, version, folder, expected)
+        file = folder / self._tensors
         try:
             stat = file.stat()
             signature = (path, stat.st_mtime_ns, stat.st_size)
@@ -35,12 +53,41 @@ class WeightFolders:
         except OSError:
             return path
         if expected is not None and known[1] != expected:
-            raise StoreError(
-                f"version {version} is not loaded: the tensors in {file} are not those that the trainer recorded "
-                f"(checksum {known[1][:12]}, recorded {expected[:12]}); restart the trainer, which writes the "
-                "folder of its newest checkpoint again"
+            raise _other_tensors(
+                version,
+                f"the tensors in {file} are not those that the trainer recorded "
+                f"(checksum {known[1][:12]}, recorded {expected[:12]})",
             )
         return path
+
+    def _has_manifest(self, folder: Path) -> bool:
+        """Whether this host has the version's `version.json`."""
+        assert self._places is not None
+        return any((root / folder.name / VERSION_FILE).is_file() for root in (folder.parent, self._places.weights))
+
+    async def _whole(self, places: VersionPlaces, version: int, folder: Path, expected: str) -> str:
+        """A folder with a version's whole files, which stays until two later versions were asked for."""
+        async with self._making:
+            stack = ExitStack()
+            entry = places.cache.whole(folder.name, places.own_sources(folder), expected)
+            try:
+                path = await asyncio.to_thread(stack.enter_context, entry)
+            except StorageError as error:
+                raise _other_tensors(version, str(error)) from error
+            before = self._held.pop(folder.name, None)
+            self._held[folder.name] = stack
+            stale = [self._held.pop(name) for name in list(self._held)[:-HELD]]
+        for each in [before, *stale]:
+            if each is not None:
+                each.close()
+        return str(path)
+
+
+def _other_tensors(version: int, why: str) -> StoreError:
+    return StoreError(
+        f"version {version} is not loaded: {why}; restart the trainer, which writes the folder of its newest "
+        "checkpoint again"
+    )
 
 
 def _checksum(file: Path) -> str:

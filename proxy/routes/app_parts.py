@@ -25,6 +25,8 @@ from agentrl.proxy.run_store import RunStore
 from agentrl.proxy.sessions.refusals import RefusalLog
 from agentrl.proxy.sessions.session_ends import SessionEnds
 from agentrl.proxy.sessions.session_finder import SessionFinder
+from agentrl.versions.version_files import VersionFiles
+from agentrl.versions.version_uploads import Uploads
 
 T = TypeVar("T")
 
@@ -46,6 +48,8 @@ def install(
     finder: SessionFinder,
     ends: SessionEnds,
     refusals: RefusalLog,
+    version_files: VersionFiles,
+    uploads: Uploads,
 ) -> None:
     """Make the objects available to the routes of `app`."""
     state = app.state
@@ -53,6 +57,7 @@ def install(
     state.pool, state.engine_keys, state.metrics, state.scrape = pool, engine_keys, metrics, scrape
     state.context, state.answers, state.upstreams = context, answers, upstreams
     state.finder, state.ends, state.refusals = finder, ends, refusals
+    state.version_files, state.uploads = version_files, uploads
 
 
 def _part(name: str, kind: type[T]) -> Callable[[Request], T]:
@@ -77,3 +82,5 @@ upstreams = _part("upstreams", Upstreams)  # the other models that calls may nam
 finder = _part("finder", SessionFinder)  # finds the session of a request
 ends = _part("ends", SessionEnds)  # ends sessions
 refusals = _part("refusals", RefusalLog)  # records refused calls
+version_files = _part("version_files", VersionFiles)  # serves the files of weight versions
+uploads = _part("uploads", Uploads)  # receives them

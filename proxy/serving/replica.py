@@ -60,6 +60,7 @@ def main() -> int:
     from agentrl.proxy.app import Settings, create_app
     from agentrl.proxy.serving import connections
 
+    listener = socket.socket(fileno=job.listener)
     settings = Settings(
         database_url=os.environ["AGENTRL_DATABASE_URL"],
         run_name=job.run_name,
@@ -67,6 +68,7 @@ def main() -> int:
         engine_keys=EngineKeys.from_env(os.environ),
         admin_key=os.environ["AGENTRL_ADMIN_KEY"],
         replica=f"{job.replica}/{job.index}",
+        listens=listener.getsockname()[:2],
     )
     try:
         app = create_app(settings)
@@ -75,7 +77,7 @@ def main() -> int:
         return 2
     connections.keep_what_is_loaded()
     server = _Server(connections.server_config(app, job.log_level), parent)
-    server.run(sockets=[socket.socket(fileno=job.listener)])
+    server.run(sockets=[listener])
     return 0 if server.started else 1
 
 

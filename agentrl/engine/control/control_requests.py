@@ -24,6 +24,7 @@ class ControlRequests:
 
     def __init__(self, url: str, http: aiohttp.ClientSession, *, key: str | None = None) -> None:
         self.url = url.rstrip("/")
+        self._key = key
         self._headers = authorization(key)
         self._http = http
 

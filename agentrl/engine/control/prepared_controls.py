@@ -5,9 +5,20 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+from agentrl.domain.schemas import Json
 from agentrl.engine.control.control_requests import ControlRequests
-from agentrl.engine.control.preparation import DIGESTS, PREPARE, PREPARED, SWAP, Order, Preparation, preparation_of
+from agentrl.engine.control.preparation import (
+    DIGESTS,
+    PREPARE,
+    PREPARED,
+    SWAP,
+    VERSIONS,
+    Order,
+    Preparation,
+    preparation_of,
+)
 from agentrl.errors import CannotPrepare, EngineError, EngineRejected, NotPrepared
+from agentrl.versions.read_tokens import read_token
 
 NOT_FOUND, CONFLICT = 404, 409
 PREPARATION_TIMEOUT_S = 10.0
@@ -48,6 +59,16 @@ class PreparedControls(ControlRequests):
             return [{str(k): str(v) for k, v in rank.items()} for rank in answer["ranks"]]
         except (KeyError, TypeError, AttributeError) as error:
             raise EngineError(f"{self.url}{DIGESTS} reports no digests") from error
+
+    def version_source(self, name: str, until: int) -> Json | None:
+        """How other hosts read version `name` and older ones from this server, until then, in seconds of the epoch.
+
+        None for a server behind a reverse proxy with a password, which a read token does not pass.
+        """
+        if self._key is not None and ":" in self._key:
+            return None
+        url = f"{self.url}{VERSIONS}".rstrip("/")
+        return {"kind": "http", "url": url, "token": read_token(self._key or "", name, until)}
 
     async def swap(self, name: str, version: int, *, flush_cache: bool = True, timeout_s: float | None = None) -> float:
         """Make the prepared weights those in use, and report `version` from then on; returns the seconds of work.

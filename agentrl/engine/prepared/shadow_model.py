@@ -13,7 +13,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterator
 from types import MethodType
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -21,6 +21,7 @@ from torch import Tensor, nn
 CHUNK_BYTES = 16 << 20
 """Bytes that are copied or compared between two calls of a pace."""
 CONTAINERS = (dict, list, tuple, set)
+Live = TypeVar("Live", bound=nn.Module)
 Pace = Callable[[], None]
 """Called between pieces of work. Rests, so that decoding goes on, and raises to end the work."""
 
@@ -29,12 +30,12 @@ class UnlikeTensors(ValueError):
     """The shadow's tensors cannot take the place of the live ones."""
 
 
-class Shadow:
+class Shadow(Generic[Live]):
     """The second set of tensors of a live model. `model` is the structure to load into."""
 
-    def __init__(self, live: nn.Module, *, pinned: bool = False) -> None:
+    def __init__(self, live: Live, *, pinned: bool = False) -> None:
         self._live = live
-        self.model: nn.Module = _Copier(pinned).copy(live)
+        self.model: Live = _Copier(pinned).copy(live)
         self._exchanged: list[list[tuple[Tensor, Tensor]]] = []  # (live, shadow), by the storage of the live one
 
     def refresh(self, pace: Pace) -> None:

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from agentrl.engine.control.preparation import MOST_ERROR, PreparationState
@@ -71,7 +71,7 @@ class Staging:
         self._load = load
         self._digest = digest
         self._on_gpu = on_gpu
-        self._shadow: Shadow | None = None
+        self._shadow: Shadow[nn.Module] | None = None
         self._checked = False  # that loading into the shadow leaves the model as it is
         self._staged: Staged | None = None
         self._thread: threading.Thread | None = None
@@ -92,8 +92,9 @@ class Staging:
         self._staged = staged
         threads, limited = torch.get_num_threads(), threading.Event()
         context = contextvars.copy_context()
-        work = lambda: context.run(self._run, staged, limited)  # noqa: E731
-        self._thread = threading.Thread(target=work, name="agentrl-staging", daemon=True)
+        self._thread = threading.Thread(
+            target=context.run, args=(self._run, staged, limited), name="agentrl-staging", daemon=True
+        )
         self._thread.start()
         limited.wait()
         torch.set_num_threads(threads)  # the thread's limit is its own, but torch would hand it to new threads
@@ -126,7 +127,7 @@ class Staging:
             staged.state = PreparationState.READY
         except Discarded:
             pass
-        except (OSError, RuntimeError, ValueError, KeyError, TypeError, AttributeError, AssertionError) as error:
+        except (OSError, RuntimeError, ValueError, LookupError, TypeError, AttributeError, AssertionError) as error:
             staged.error = f"{type(error).__name__}: {error}"[:MOST_ERROR]
         finally:
             if staged.state is PreparationState.STAGING:
@@ -150,12 +151,19 @@ class Staging:
 
 
 def tensors_of(folder: Path, pace: Pace) -> Iterator[tuple[str, Tensor]]:
-    """The tensors of a folder's safetensors files, by file and name. Raises FileNotFoundError when there is none."""
+    """The tensors of a folder's safetensors files, by file and name.
+
+    Raises FileNotFoundError when there is none, ValueError for a damaged file.
+    """
     files = sorted(folder.glob("*.safetensors"))
     if not files:
         raise FileNotFoundError(f"{folder} has no safetensors files")
     for path in files:
-        with safe_open(path, framework="pt") as opened:
+        try:
+            opened: Any = safe_open(path, framework="pt")
+        except SafetensorError as error:
+            raise ValueError(f"{path} is damaged: {error}") from error
+        with opened:
             for name in opened.keys():  # noqa: SIM118  it is no mapping
                 yield name, opened.get_tensor(name)
                 pace()

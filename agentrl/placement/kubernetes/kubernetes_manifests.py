@@ -22,7 +22,8 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from agentrl.environment import ADMIN_KEY, DATABASE_URL, RUN_KEY, STORAGE
-from agentrl.placement.local_address import ADDRESS, PORT
+from agentrl.own_address import ADDRESS
+from agentrl.placement.local_address import PORT
 from agentrl.placement.part_spec import PROXY, PartSpec
 from agentrl.placement.placed_elsewhere import PLACED_FILE
 from agentrl.processes.restarts import USER_ERROR_STATUS

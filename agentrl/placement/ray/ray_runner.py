@@ -16,8 +16,8 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 
+from agentrl.own_address import ADDRESS
 from agentrl.placement.hosts import VISIBLE_GPUS
-from agentrl.placement.local_address import ADDRESS
 from agentrl.processes import children
 from agentrl.processes.restarts import USER_ERROR_STATUS, Backoff
 

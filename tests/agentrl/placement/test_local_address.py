@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from agentrl.errors import UserError
-from agentrl.placement.local_address import ADDRESS, interface_of, local_address, local_port
+from agentrl.own_address import ADDRESS, local_address
+from agentrl.placement.local_address import interface_of, local_port
 from agentrl.store.db.sql_engines import host_of
 
 

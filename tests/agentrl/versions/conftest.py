@@ -10,22 +10,22 @@ from typing import Any
 import pytest
 import uvicorn
 
-from agentrl.versions.version_files import VersionFiles, WeightsFolder
+from agentrl.versions.version_files import Shelf, VersionFiles, WeightsFolder
 
 TOKEN = "reads"
 
 
 class Host:
-    """Serves the version folders below `root` at `url`. `break_after`: bytes after which a connection is cut.
+    """Serves version files at `url`. `break_after`: bytes after which a connection is cut.
 
     `requests` are the paths and ranges so far; `answer` replaces the application's answers.
     """
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, shelf: Shelf) -> None:
         self.requests: list[tuple[str, str]] = []
         self.break_after: Callable[[str], int | None] = lambda path: None
         self.answer: Callable[[Any, Any, Any], Any] | None = None
-        self._files = VersionFiles([WeightsFolder(root)], lambda token, name: token == TOKEN)
+        self._files = VersionFiles([shelf], lambda token, name: token == TOKEN)
         self._server = uvicorn.Server(uvicorn.Config(self, port=0, log_level="critical", lifespan="off"))
         self._thread = threading.Thread(target=self._server.run, daemon=True)
         self._thread.start()
@@ -57,6 +57,6 @@ class Host:
 
 @pytest.fixture
 def host(tmp_path: Path) -> Iterator[Host]:
-    served = Host(tmp_path / "served")
+    served = Host(WeightsFolder(tmp_path / "served"))
     yield served
     served.stop()

@@ -17,6 +17,7 @@ from agentrl.domain.schemas import VersionState
 from agentrl.engine.sglang_client import EngineClient
 from agentrl.errors import FencedError, StoreError
 from agentrl.proxy.engines import publishing
+from agentrl.proxy.engines.delivery.wave_run import Pace
 from agentrl.proxy.engines.engine_state import Engine, EngineState
 from agentrl.proxy.engines.tensor_transfer import Broadcast, members
 from agentrl.proxy.engines.version_delivery import BY_FOLDER, Delivery
@@ -86,22 +87,24 @@ def engines() -> Iterator[list[FakeEngine]]:
 
 @pytest.fixture
 async def urls(replicas: ReplicaFleet, engines: list[FakeEngine], tmp_path: Path) -> list[str]:
-    """The engines' URLs, in the order of a's pool. All serve at a and b; versions 1 and 2 are durable."""
+    """The engines' URLs, in the order of updates. All serve at a and b; versions 1 and 2 are durable."""
     for name in ("a", "b"):
         replicas.add(name, silent_s=0.0)
     await replicas.join(*(engine.url for engine in engines))
     for _ in range(2):
         await replicas.round()
-    found = [engine.url for engine in replicas.pools["a"].engines]
+    found = sorted(engine.url for engine in replicas.pools["a"].engines)
     engines.sort(key=lambda engine: found.index(engine.url))
     for version in (1, 2):
         add_version(replicas.database, replicas.run_id, version, tmp_path)
     return found
 
 
-def publish(replicas: ReplicaFleet, name: str, version: int = 1, epoch: int | None = None) -> asyncio.Task[Any]:
+def publish(
+    replicas: ReplicaFleet, name: str, version: int = 1, epoch: int | None = None, delivery: Delivery = BY_FOLDER
+) -> asyncio.Task[Any]:
     pool, store = replicas.pools[name], replicas.stores[name]
-    return asyncio.create_task(publishing.publish(store, pool, version, epoch))
+    return asyncio.create_task(publishing.publish(store, pool, version, epoch, delivery))
 
 
 def run_version(replicas: ReplicaFleet) -> int:
@@ -126,7 +129,7 @@ async def ended(replicas: ReplicaFleet, urls: list[str]) -> None:
 @pytest.mark.parametrize(("limit", "at_once"), [(32, 2), (1, 1)])
 async def test_a_share_is_updated_at_once_and_the_others_serve(replicas, engines, urls, updates, limit, at_once):
     pool = replicas.pools["a"]
-    pool.updates_at_once = limit
+    pool.pace = Pace(parallel=limit)
     updates.hold(*urls)
     publication = publish(replicas, "a")
     await updates.until(lambda: len(updates.running) == at_once)
@@ -317,32 +320,15 @@ async def test_the_members_of_a_transfer_are_asked_together_up_to_the_limit(repl
 
     monkeypatch.setattr(EngineClient, "tensor_ranks", counted)
     found = await members([engine.client for engine in replicas.pools["a"].engines], 3)
-    assert [each["url"] for each in found] == [url for url in urls if url != urls[2]]
+    assert sorted(each["url"] for each in found) == [url for url in urls if url != urls[2]]
     assert most == 3
 
 
-def fleet_of(serving: int, dead: int = 0, released: int = 0) -> list[Engine]:
-    states = [EngineState.SERVING] * serving + [EngineState.DEAD] * dead + [EngineState.RELEASED] * released
-    return [Engine(EngineClient(f"http://{n}", None), state) for n, state in enumerate(states)]  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize(
-    ("engines", "limit", "expected"),
-    [
-        (fleet_of(1), 32, 1),
-        (fleet_of(0, dead=3), 32, 1),
-        (fleet_of(7), 32, 1),
-        (fleet_of(8), 32, 2),
-        (fleet_of(8, dead=100), 32, 2),
-        (fleet_of(1000), 32, 32),
-        (fleet_of(1000), 500, 250),
-        (fleet_of(0, released=9), 4, 4),  # none serves
-    ],
-)
-def test_the_number_of_engines_updated_at_once_is_bounded(engines, limit, expected):
-    assert publishing.at_once(engines, BY_FOLDER, limit) == expected
-
-
-def test_the_members_of_a_broadcast_are_updated_together():
-    broadcast = Broadcast.model_construct(transport="distributed")
-    assert publishing.at_once(fleet_of(5), Delivery(broadcast), 2) == 5
+async def test_the_members_of_a_broadcast_are_updated_together(replicas, engines, urls, updates):
+    updates.hold(*urls)
+    broadcast = Broadcast.model_construct(transport="distributed", ranks={})  # it reaches none of them
+    publication = publish(replicas, "a", delivery=Delivery(broadcast))
+    await updates.until(lambda: len(updates.running) == N)
+    updates.let_go()
+    await publication
+    assert versions(engines) == ["1"] * N

@@ -14,7 +14,7 @@ from agentrl.store.db import codec
 from agentrl.store.tables import interactions as interactions_table
 from agentrl.testing import FakeEngine
 
-from .played_sessions import ADMIN, trained_version
+from ..played_sessions import ADMIN, trained_version
 
 pytestmark = pytest.mark.parametrize("database_kind", KINDS)
 

@@ -43,7 +43,8 @@ async def publish_version(body: PublishBody, request: Request) -> Json:
 
 @router.get("/admin/publish/members")
 async def publish_members(request: Request) -> list[Json]:
-    """The engines that a trainer may send tensors to now, with the number of tensor ranks of each."""
+    """The engines that answer now, with the number of tensor ranks of each, and whether it can prepare versions."""
     await app_parts.access(request).require(request, Power.ADMIN)
     pool = app_parts.pool(request)
-    return await members([engine.client for engine in pool.engines], pool.updates_at_once)
+    clients = [engine.client for engine in pool.engines]
+    return await members(clients, pool.pace.parallel, prepare=pool.preparations is not None)

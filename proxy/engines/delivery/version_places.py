@@ -1,0 +1,98 @@
+"""Where version files are on this host, and where engines read them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from agentrl.configs.run_config import RunConfig
+from agentrl.domain.schemas import Json
+from agentrl.environment import is_loopback
+from agentrl.own_address import local_address
+from agentrl.storage.folder_cache import BYTES_OF_GB, default_folder
+from agentrl.storage.object_store import ObjectStore
+from agentrl.versions.read_tokens import read_token
+from agentrl.versions.version_cache import VersionCache
+from agentrl.versions.version_files import Shelf, WeightsFolder
+from agentrl.versions.version_manifest import VERSION_FILE
+from agentrl.versions.version_sources import FolderSource, ObjectSource, Source
+
+READ_FOR_S = 3600
+"""How long an engine may read a version with the token that it got."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VersionPlaces:
+    """The places of a run's version files, as one proxy knows them."""
+
+    weights: Path
+    """The run's weights folder on this host; a trainer without a shared disk sends versions to it."""
+    cache: VersionCache
+    storage_url: str | None
+    admin_key: str = field(repr=False)
+    address: Callable[[str], str | None]
+    """The URL of this proxy as the engine of a URL reaches it; None when it does not."""
+
+    @property
+    def shelves(self) -> list[Shelf]:
+        """Where this host's version files are."""
+        return [WeightsFolder(self.weights), self.cache]
+
+    def sources(self, folder: Path, engine_url: str, peers: Sequence[Json]) -> list[Json]:
+        """Where an engine reads a version, the best first: its `folder`, other engines, storage, this proxy."""
+        sources: list[Json] = [{"kind": "folder", "root": str(folder.parent)}, *peers]
+        if self.storage_url is not None:
+            sources.append({"kind": "storage", "url": self.storage_url})
+        if (url := self.address(engine_url)) is not None:
+            token = read_token(self.admin_key, folder.name, until())
+            sources.append({"kind": "http", "url": f"{url}/versions", "token": token})
+        return sources
+
+    def own_sources(self, folder: Path) -> list[Source]:
+        """Where this host reads a version. Raises UserError for a storage that cannot be opened."""
+        sources: list[Source] = [FolderSource(root) for root in dict.fromkeys((folder.parent, self.weights))]
+        if self.storage_url is not None:
+            sources.append(ObjectSource(ObjectStore(self.storage_url)))
+        return sources
+
+    def may_have(self, folder: Path) -> bool:
+        """Whether the version of `folder` may have a manifest. True for a folder that only engines may see."""
+        return (folder / VERSION_FILE).is_file() or not folder.is_dir()
+
+
+def until() -> int:
+    """When a read token that is made now ends, in seconds of the epoch."""
+    return int(time.time()) + READ_FOR_S
+
+
+def places_of(config: RunConfig, admin_key: str, listens: tuple[str, int] | None) -> VersionPlaces:
+    """The places of a run. `listens`: the host and port at which this proxy listens, if they are known."""
+    cache = config.storage.cache_dir or default_folder()
+    return VersionPlaces(
+        weights=(config.run_dir / "weights").absolute(),
+        cache=VersionCache(
+            cache.expanduser().with_name(f"{cache.name}-versions"), int(config.storage.cache_gb * BYTES_OF_GB)
+        ),
+        storage_url=config.storage.weights_url(config.name),
+        admin_key=admin_key,
+        address=lambda engine_url: config.proxy.public_url or _address(engine_url, listens),
+    )
+
+
+def _address(engine_url: str, listens: tuple[str, int] | None) -> str | None:
+    """The URL of a proxy that listens there, as seen from the host of an engine."""
+    if listens is None:
+        return None
+    host, port = listens
+    towards = urlsplit(engine_url).hostname or ""
+    if is_loopback(host) and not is_loopback(towards):
+        return None
+    if host in ("0.0.0.0", "::", ""):
+        try:
+            host = local_address(towards)
+        except OSError:  # a name that this host does not know: the engine has other sources
+            return None
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"

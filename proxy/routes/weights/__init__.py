@@ -1,0 +1,1 @@
+"""Routes of weight versions: publishing them, their files."""
