@@ -41,8 +41,9 @@ from agentrl.store.tables import weight_versions
 from agentrl.trainer.distributed import World, join_world
 from agentrl.trainer.models.policy import Policy
 from agentrl.trainer.models.sharding import load_sharded
-from agentrl.trainer.publish import weights
+from agentrl.trainer.publish.offers import Offers
 from agentrl.trainer.publish.publish_client import Publisher
+from agentrl.trainer.weights.version_writer import VersionWriter
 
 VARIANTS: dict[str, dict[str, Any]] = {
     "disk": {},
@@ -143,21 +144,20 @@ class Run:
             for _, p in self.policy.trainable():
                 p.mul_(1.0001)
         start = time.monotonic()
-        trained = weights.trainable(self.policy, self.world)
-        folder = self.folder / f"v{self.version}-s"
         dtype: torch.dtype = getattr(torch, self.fleet.dtype)
-        made = weights.publishable(folder, trained, self.fleet.model, self.policy.names, LoraConfig(), dtype)
+        compares = dtype if self.world.device.type == "cpu" else None  # digests are those of a CPU
+        config = PublishConfig(**VARIANTS[variant])
+        parameters = dict(self.policy.trainable())
+        writer = VersionWriter(self.world, self.fleet.model, self.policy.names, LoraConfig(), dtype, config, compares)
+        made = writer.write(self.folder / f"v{self.version}-s", parameters)
         write_s = time.monotonic() - start
         row = {"run_id": self.run_id, "version": self.version, "parent_version": self.version - 1, "step": self.version}
         facts = {"path": str(made.path), "checksum": made.checksum, "state": VersionState.PENDING, "created_at": 0.0}
         self.database.transact(lambda conn: conn.execute(weight_versions.insert().values(**row, **facts)))
-        config = PublishConfig(**VARIANTS[variant])
-        compares = dtype if self.world.device.type == "cpu" else None  # digests are those of a CPU
-        publisher = Publisher(
-            self.url, "admin-key", lambda _: True, config=config, device=self.world.device, compares=compares
-        )
+        publisher = Publisher(self.url, "admin-key", lambda _: True, config=config, device=self.world.device)
+        offers = Offers(self.world, partial(writer.stream, parameters))
         start = time.monotonic()
-        done = publisher.publish(self.version, 0, made.tensors)
+        done = publisher.publish(self.version, 0, made, offers)
         seconds = time.monotonic() - start
         *_, event = self.database.query(events.of_run, self.run_id, "publish")
         if not done or set(event.data["transport"].values()) != {config.transport}:

@@ -38,7 +38,6 @@ from agentrl.trainer.nonfinite import NonFinite
 from agentrl.trainer.optimizer import make_optimizer
 from agentrl.trainer.packing import Sample
 from agentrl.trainer.publish.publish_client import Publisher
-from agentrl.trainer.publish.saved_models import SavedModels
 from agentrl.trainer.run import gpu_turn, over_budget, step_checkpoint
 from agentrl.trainer.run.publish_step import publish
 from agentrl.trainer.run.resume import resume
@@ -52,6 +51,8 @@ from agentrl.trainer.run_lineage import Lineage
 from agentrl.trainer.scoring import make_samples
 from agentrl.trainer.stop import Stop
 from agentrl.trainer.update import update_policy
+from agentrl.trainer.weights import model_export
+from agentrl.trainer.weights.saved_models import SavedModels
 
 POLL_S = 1.0
 LONGEST_REASON = 100
@@ -189,7 +190,7 @@ class TrainingRun:
         if self._saved is None:
             raise UserError("publish: there is no step that is not published")
         t, saved, self._saved = self._t, self._saved, None
-        publish(t, saved.record.version, saved.published.tensors)
+        publish(t, saved.record.version, saved.published)
         t.step, t.version = saved.record.step, saved.record.version
 
     def evaluate(self, timeout_s: float | None = None) -> Evaluation | None:
@@ -252,7 +253,7 @@ def opened(
             if t.checkpointed < t.step:
                 say(t, f"stopping: steps {t.checkpointed + 1} to {t.step} have no checkpoint and will be repeated")
             return
-        world.only_leader(lambda: step_checkpoint.export(t))
+        model_export.export(config.run_dir, t.policy, base_model, config.trainer.lora, world)
         t.lineage.finish()
         say(t, f"finished: {t.step} steps, model in {config.run_dir / 'model'}")
         t.evaluations.wait_for_last(t.version, t.stop.wait, config.evaluation.hold_timeout_s)

@@ -67,7 +67,7 @@ def trainer(
     from agentrl.trainer.distributed import join_world
     from agentrl.trainer.loop import train
     from agentrl.trainer.publish.publish_client import Publisher
-    from agentrl.trainer.run.saved_step import engine_dtype
+    from agentrl.trainer.run.trainer_start import compared_dtype
     from agentrl.trainer.run_lineage import Lineage
     from agentrl.trainer.stop import Stop
     from agentrl.trainer.stored_lineage import StoredLineage
@@ -93,13 +93,9 @@ def trainer(
             return
         database = Database(database_url(run))
         try:
-            on_cpu = run.engine.device != "cuda" and world.device.type == "cpu"
-            compares = engine_dtype(run, world.device) if on_cpu else None
-            if run.publish.verify and compares is None:
+            if run.publish.verify and compared_dtype(run, world.device) is None:
                 say("publish.verify has no effect: the trainer can compute weight digests only for engines on a CPU")
-            publisher = Publisher(
-                url.rstrip("/"), key, stop.wait, config=run.publish, device=world.device, compares=compares
-            )
+            publisher = Publisher(url.rstrip("/"), key, stop.wait, config=run.publish, device=world.device)
             lineage = StoredLineage.begin(database, run)
             finished = trained(lineage, publisher)
             if not finished and (why := lineage.failure()) is not None:

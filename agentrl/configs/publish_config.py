@@ -63,6 +63,15 @@ class PublishConfig(Section):
     """
     mooncake: MooncakeConfig | None = None
     """Also put each version's files into a Mooncake store, where hosts of engines read them first; null: do not."""
+    delta: Literal["auto", "always", "never"] = "auto"
+    """Files that hold only what changed since the version before. `auto`: where engines compute in 16 bits and all of
+    them can prepare a version while they serve another. Each rank of the trainer then keeps its share of the newest
+    version in host memory, in the engines' type.
+    """
+    anchor_every: Annotated[int, Field(ge=1, le=1000)] = 20
+    """Every N-th version also has files with all tensors, with which new engines begin."""
+    delta_above: Annotated[float, Field(gt=0, le=1)] = 0.3
+    """A delta that is larger than this share of all tensors is replaced by files with all tensors."""
     bucket_bytes: Annotated[int, Field(ge=1024)] = 256 * 1024 * 1024
     """Approximate size of a bucket of tensors."""
     timeout_s: Seconds = 60.0

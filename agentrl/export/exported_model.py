@@ -14,9 +14,9 @@ from agentrl.errors import StoreError, UserError
 from agentrl.trainer.checkpoints import checkpoint_folders, checkpoint_retention
 from agentrl.trainer.checkpoints.checkpoint import CHECKPOINTS, Checkpoint
 from agentrl.trainer.metrics import evaluation_metrics
-from agentrl.trainer.publish import streamed_model
 from agentrl.trainer.run.step_checkpoint import check_digest
 from agentrl.trainer.run_lineage import Lineage
+from agentrl.trainer.weights import streamed_model
 
 LATEST, BEST = "latest", "best"
 

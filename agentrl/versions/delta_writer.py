@@ -15,14 +15,15 @@ import hashlib
 import os
 import struct
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO, NamedTuple, Self
 
 import msgspec
 
-from agentrl.versions.delta_codec import Buffer, chunks_of, encode_chunk
+from agentrl.versions.delta_codec import CHUNK_BYTES, Buffer, chunks_of, encode_chunk
 from agentrl.versions.version_manifest import ITEM_BYTES, Delta, Size, VersionFile
 
 MAGIC = b"ARLDELT1"
@@ -57,6 +58,28 @@ class DeltaPart(NamedTuple):
     elements: int
 
 
+@dataclass(slots=True)
+class _Tensor:
+    """The tensor that is being written. It holds the bytes of an incomplete chunk, before and after."""
+
+    entry: IndexEntry
+    item_bytes: int
+    seen: int = 0
+    changed: int = 0
+    same: list[bytes] = field(default_factory=list)  # chunks before the first that differs
+    held_parent: bytearray = field(default_factory=bytearray)
+    held_new: bytearray = field(default_factory=bytearray)
+
+    def hold(self, parent: Buffer, new: Buffer) -> None:
+        self.held_parent += parent
+        self.held_new += new
+
+    def released(self) -> tuple[Buffer, Buffer]:
+        pair = self.held_parent, self.held_new
+        self.held_parent, self.held_new = bytearray(), bytearray()
+        return pair
+
+
 class DeltaWriter:
     """Writes one delta file, tensor by tensor. A context manager; `part()` is valid after the block."""
 
@@ -88,22 +111,47 @@ class DeltaWriter:
         The buffers are no longer used when it returns. Raises ValueError for buffers of unequal length or an unknown
         type, OSError when the file cannot be written.
         """
-        item_bytes = ITEM_BYTES.get(tensor.dtype)
-        if item_bytes is None or len(tensor.parent) != len(tensor.new):
-            raise ValueError(f"tensor {tensor.name!r} is no delta of its parent: its type or size differs")
-        changed, start = 0, self._size
-        same: list[bytes] = []  # chunks before the first that differs
-        for chunk, differ in self._encoded(tensor, item_bytes):
-            changed += differ
-            same.append(chunk)
-            if changed:
-                self._put(b"".join(same))
-                same.clear()
-        if changed:
-            self._index.append(IndexEntry(tensor.name, tensor.dtype, len(tensor.new), start))
-        self._elements += len(tensor.new) // item_bytes
-        self._changed += changed
-        return changed
+        self.begin(tensor.name, tensor.dtype, len(tensor.new))
+        self.extend(tensor.parent, tensor.new)
+        return self.end()
+
+    def begin(self, name: str, dtype: str, size_bytes: int) -> None:
+        """Begin a tensor that comes in parts, by `extend`. Raises ValueError for an unknown type."""
+        item_bytes = ITEM_BYTES.get(dtype)
+        if item_bytes is None or size_bytes % item_bytes:
+            raise ValueError(f"tensor {name!r} is no delta of its parent: {size_bytes} bytes of type {dtype[:40]!r}")
+        self._tensor = _Tensor(IndexEntry(name, dtype, size_bytes, self._size), item_bytes)
+
+    def extend(self, parent: Buffer, new: Buffer) -> None:
+        """Add the tensor's next bytes, before and after. Raises as `add` does."""
+        tensor = self._tensor
+        before, after = memoryview(parent).cast("B"), memoryview(new).cast("B")
+        tensor.seen += len(after)
+        if len(before) != len(after) or tensor.seen > tensor.entry.size_bytes:
+            raise ValueError(f"tensor {tensor.entry.name!r} is no delta of its parent: its type or size differs")
+        pairs: list[tuple[Buffer, Buffer]] = []
+        if tensor.held_new:
+            missing = CHUNK_BYTES - len(tensor.held_new)
+            tensor.hold(before[:missing], after[:missing])
+            before, after = before[missing:], after[missing:]
+            if len(tensor.held_new) == CHUNK_BYTES:
+                pairs.append(tensor.released())
+        full = len(after) - len(after) % CHUNK_BYTES
+        self._encode([*pairs, *((before[part], after[part]) for part in chunks_of(full))])
+        tensor.hold(before[full:], after[full:])
+
+    def end(self) -> int:
+        """End the tensor; returns the number of its elements that differ. Raises as `add` does."""
+        tensor = self._tensor
+        if tensor.seen != tensor.entry.size_bytes:
+            raise ValueError(f"tensor {tensor.entry.name!r} has {tensor.seen} bytes, not {tensor.entry.size_bytes}")
+        if tensor.held_new:
+            self._encode([tensor.released()])
+        if tensor.changed:
+            self._index.append(tensor.entry)
+        self._elements += tensor.seen // tensor.item_bytes
+        self._changed += tensor.changed
+        return tensor.changed
 
     def part(self) -> DeltaPart:
         """The facts of the file."""
@@ -111,16 +159,23 @@ class DeltaWriter:
             VersionFile(self._path.name, self._size, self._digest.hexdigest()), self._changed, self._elements
         )
 
-    def _encoded(self, tensor: ChangedTensor, item_bytes: int) -> Iterator[tuple[bytes, int]]:
-        """The tensor's chunks in order, encoded in threads, a few at a time."""
-        parent, new = memoryview(tensor.parent).cast("B"), memoryview(tensor.new).cast("B")
+    def _encode(self, pairs: Iterable[tuple[Buffer, Buffer]]) -> None:
+        """Write chunks of the tensor: bytes before and after, encoded in threads, a few at a time."""
         running: deque[Future[tuple[bytes, int]]] = deque()
-        for part in chunks_of(len(new)):
+        for parent, new in pairs:
             if len(running) > self._threads:
-                yield running.popleft().result()
-            running.append(self._pool.submit(encode_chunk, parent[part], new[part], item_bytes))
+                self._put_chunk(*running.popleft().result())
+            running.append(self._pool.submit(encode_chunk, parent, new, self._tensor.item_bytes))
         while running:
-            yield running.popleft().result()
+            self._put_chunk(*running.popleft().result())
+
+    def _put_chunk(self, chunk: bytes, differ: int) -> None:
+        tensor = self._tensor
+        tensor.changed += differ
+        tensor.same.append(chunk)
+        if tensor.changed:
+            self._put(b"".join(tensor.same))
+            tensor.same.clear()
 
     def _put(self, data: bytes) -> None:
         self._file.write(data)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -29,13 +31,16 @@ from agentrl.store import Database, events
 from agentrl.trainer.distributed import World
 from agentrl.trainer.models.policy import Policy
 from agentrl.trainer.models.sharding import load_sharded
-from agentrl.trainer.publish import publish_client, tensor_broadcast, tensor_buckets, weights
+from agentrl.trainer.publish import tensor_broadcast
+from agentrl.trainer.publish.offers import Offers
 from agentrl.trainer.publish.publish_client import Publisher
-from agentrl.trainer.publish.weights import Published
+from agentrl.trainer.weights.published import Published
+from agentrl.trainer.weights.version_writer import VersionWriter
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(300)]
 proxy = proxy_fixtures("proxy_fixtures_of_publish")
 TRANSPORTS = ("disk", "distributed", "tensor")
+BUCKET_BYTES = 300_000
 METHODS = {"distributed": "receive_tensors", "tensor": "take_tensors"}
 """By which an engine gets a bucket."""
 
@@ -52,6 +57,8 @@ class Run:
     folder: Path
     world: World
     said: list[str] = field(default_factory=list)
+    writer: VersionWriter = field(init=False)
+    parameters: dict[str, torch.Tensor] = field(init=False)
 
     @property
     def engine(self) -> str:
@@ -69,16 +76,19 @@ class Run:
 
     def write(self, version: int, policy: Policy, dtype: torch.dtype = torch.float32) -> Published:
         """As the trainer does once a step is durable."""
-        trained = weights.trainable(policy, self.world)
-        made = weights.publishable(self.folder / f"v{version}-s", trained, self.base, policy.names, LoraConfig(), dtype)
+        config = PublishConfig(bucket_bytes=BUCKET_BYTES)
+        self.writer = VersionWriter(self.world, self.base, policy.names, LoraConfig(), dtype, config, dtype)
+        self.parameters = dict(policy.trainable())
+        made = self.writer.write(self.folder / f"v{version}-s", self.parameters)
         add_version(self.database, self.run_id, version, made.path, made.checksum)
         return made
 
-    def publish(self, version: int, made: Published, dtype: torch.dtype = torch.float32, **settings: Any) -> Json:
-        """By the trainer's publisher; the event of it."""
-        config = PublishConfig(**{"bucket_bytes": 300_000, "timeout_s": 20} | settings)
-        publisher = Publisher(self.url, "admin-key", lambda _: False, self.said.append, config, compares=dtype)
-        assert publisher.publish(version, 0, made.tensors)
+    def publish(self, version: int, made: Published, **settings: Any) -> Json:
+        """Publish what was written last, by the trainer's publisher; the event of it."""
+        config = PublishConfig(**{"timeout_s": 20} | settings)
+        publisher = Publisher(self.url, "admin-key", lambda _: False, self.said.append, config)
+        offers = Offers(self.world, partial(self.writer.stream, self.parameters))
+        assert publisher.publish(version, 0, made, offers)
         *_, last = self.database.query(events.of_run, self.run_id, "publish")
         return last.data
 
@@ -150,7 +160,7 @@ async def test_every_transport_leaves_the_trainers_weights(run: Run) -> None:
         event = await asyncio.to_thread(run.publish, version, made, transport=by)
         assert event["transport"] == {run.engine: by}
         assert event["verified"][run.engine] > 10
-        assert event["bytes"] == sum(t.nbytes for t in made.tensors.values()) > 2 * 300_000
+        assert event["bytes"] == made.size_bytes > 2 * BUCKET_BYTES
         await serves(run, version, policy)
         found.append(await digests(run))
     assert found[0] == found[3]  # the same weights by two ways
@@ -185,10 +195,10 @@ class TestBfloat16Engine:
         for version, transport in enumerate(TRANSPORTS, 1):
             policy = run.policy(version)
             made = run.write(version, policy, torch.bfloat16)
-            event = await asyncio.to_thread(run.publish, version, made, torch.bfloat16, transport=transport)
+            event = await asyncio.to_thread(run.publish, version, made, transport=transport)
             assert event["transport"] == {run.engine: transport}
             assert event["verified"][run.engine] > 5
-            whole = sum(t.nbytes for t in weights.trainable(policy, run.world).values())
+            whole = sum(p.nbytes for _, p in policy.trainable())
             assert event["bytes"] < 0.52 * whole
             assert gaps(policy, await sampled(run.engine, run.base, 1.0)).mean() < 0.02
 
@@ -267,26 +277,25 @@ def half_sent(real: Any) -> Any:
     """A trainer that goes away in the middle."""
 
     def run(self: Any) -> None:
-        self._buckets = self._buckets[:1]
+        self._buckets = islice(self._buckets, 1)
         self.give_up.set()
         real(self)
 
     return run
 
 
-async def test_weights_that_differ_from_the_trainers_do_not_serve(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_weights_that_differ_from_the_trainers_do_not_serve(run: Run) -> None:
     """The digests are of other weights than the folder's: an engine with those is wrong."""
     made = run.write(1, run.policy(1))
-    other = tensor_buckets.digests(weights.trainable(run.policy(2), run.world))
+    other = run.write(2, run.policy(2))
     before = await digests(run)
-    monkeypatch.setattr(publish_client, "digests", lambda *_: other)
     said: list[str] = []
 
     def pause(_: float) -> bool:
         return True
 
-    publisher = Publisher(run.url, "admin-key", pause, said.append, PublishConfig(), compares=torch.float32)
-    assert not await asyncio.to_thread(publisher.publish, 1, 0, made.tensors)
+    publisher = Publisher(run.url, "admin-key", pause, said.append, PublishConfig())
+    assert not await asyncio.to_thread(publisher.publish, 1, 0, replace(made, digests=other.digests))
     assert "has other weights than the trainer" in said[0]
     async with httpx.AsyncClient(base_url=run.url, headers=proxy.RUN) as http:
         assert (await http.get("/api/run")).json()["current_version"] == 0

@@ -20,9 +20,9 @@ from agentrl.errors import StoreError, UserError
 from agentrl.export import exported_model
 from agentrl.trainer.checkpoints import checkpoint_folders
 from agentrl.trainer.checkpoints.checkpoint import META
-from agentrl.trainer.publish import streamed_model
 from agentrl.trainer.stored_lineage import StoredLineage
 from agentrl.trainer.training_run import TrainingRun
+from agentrl.trainer.weights import streamed_model
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ LoRA: arXiv 2106.09685, eq. 3.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -77,17 +77,28 @@ def merged(adapter: dict[str, Tensor], base_model: Path, names: Names, config: A
 
     Raises ModelFolderError when a matrix is not one tensor of those files.
     """
-    changes = {
-        f"{layer}.weight": (config.alpha / config.rank) * (adapter[layer + B].float() @ adapter[layer + A].float())
-        for layer in _layers(adapter)
-    }
-    if fused := sorted(changes.keys() - set(names.plain.values())):
-        raise ModelFolderError(f"{base_model} holds {fused[0]} with others or in parts: trainer.lora cannot be merged")
-    wanted = {stored for stored, name in names.plain.items() if name in changes}
+    changed = merged_names(adapter, base_model, names)
     return {
-        names.plain[stored]: base[:].float() + changes[names.plain[stored]]
-        for stored, base in tensor_files.stored(base_model, wanted)
+        f"{layer}.weight": with_adapter(base[:], adapter[layer + A], adapter[layer + B], config)
+        for stored, base in tensor_files.stored(base_model, set(changed))
+        for layer in [changed[stored]]
     }
+
+
+def merged_names(adapter: Iterable[str], base_model: Path, names: Names) -> dict[str, str]:
+    """The names in the base model's files of the matrices that an adapter changes → the layers' names in the model.
+
+    `adapter` has the names of its parameters. Raises ModelFolderError when a matrix is not one tensor of those files.
+    """
+    layers = {f"{layer}.weight": layer for layer in _layers(adapter)}
+    if fused := sorted(layers.keys() - set(names.plain.values())):
+        raise ModelFolderError(f"{base_model} holds {fused[0]} with others or in parts: trainer.lora cannot be merged")
+    return {stored: layers[name] for stored, name in names.plain.items() if name in layers}
+
+
+def with_adapter(base: Tensor, a: Tensor, b: Tensor, config: AdapterConfig) -> Tensor:
+    """A matrix with its adapter merged, float32."""
+    return base.float() + (config.alpha / config.rank) * (b.float() @ a.float())
 
 
 def for_engines(adapter: dict[str, Tensor], base_model: Path) -> dict[str, Tensor]:
@@ -155,5 +166,5 @@ def _linear_layers(lm: Any, target: str) -> list[str]:
     ]
 
 
-def _layers(adapter: dict[str, Tensor]) -> Iterator[str]:
+def _layers(adapter: Iterable[str]) -> Iterator[str]:
     return (name.removesuffix(A) for name in adapter if name.endswith(A))

@@ -6,25 +6,25 @@ that cannot receive them reads the version's folder. Later attempts use folders 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import assert_never
 
 import httpx
 import torch
-from torch import Tensor
 
 from agentrl.configs.publish_config import PublishConfig
 from agentrl.domain.schemas import Json
 from agentrl.errors import AgentRLError, FencedError
-from agentrl.trainer.publish.tensor_broadcast import broadcast
-from agentrl.trainer.publish.tensor_buckets import Buckets, digests, in_buckets
-from agentrl.trainer.publish.tensor_sharing import NoRoom, shared
+from agentrl.trainer.publish.offers import Offers
+from agentrl.trainer.publish.tensor_sharing import NoRoom
+from agentrl.trainer.weights.published import Published
 
 FIRST_PAUSE_S = 0.2
 LONGEST_PAUSE_S = 5.0
 REQUEST_TIMEOUT_S = 600.0
+MEMBERS_TIMEOUT_S = 30.0
 RETRIED = {429, 502, 503, 504}
 
 
@@ -45,25 +45,29 @@ class Publisher:
     say: Callable[[str], None] = print
     config: PublishConfig = field(default_factory=PublishConfig)
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
-    compares: torch.dtype | None = None  # the engines' type, where their digests can be compared
 
     def publish(
-        self, version: int, epoch: int, tensors: Mapping[str, Tensor], waits: Callable[[], None] = lambda: None
+        self,
+        version: int,
+        epoch: int,
+        made: Published | None = None,
+        offers: Offers | None = None,
+        waits: Callable[[], None] = lambda: None,
     ) -> bool:
         """True once every serving engine has `version`; false when stopped first. Publishing twice is harmless.
 
-        `tensors` are those of the version, by the names of the base model's files; empty if only the folder has them.
-        Calls `waits` after each attempt that failed. An attempt takes at most REQUEST_TIMEOUT_S.
+        `made` has the facts of the version, where they are known. `offers` brings its tensors to engines that receive
+        them directly. Calls `waits` after each attempt that failed. An attempt takes at most REQUEST_TIMEOUT_S.
 
         Raises FencedError when a trainer newer than `epoch` has started, AgentRLError when the proxy refuses.
         """
-        body: Json = {"version": version, "epoch": epoch, "bytes": sum(t.nbytes for t in tensors.values()) or None}
-        if self.compares and self.config.verify:
-            body["digests"] = digests(tensors, self.compares)
-        offers = [in_buckets(tensors, self.config.bucket_bytes)] if self.config.transport != "disk" else []
+        body: Json = {"version": version, "epoch": epoch, "bytes": (made.size_bytes if made else 0) or None}
+        if made and made.digests:
+            body["digests"] = dict(made.digests)
+        first = [offers] if offers is not None and self.config.transport != "disk" else []
 
         def attempt(http: httpx.Client) -> str | None:
-            with self._offered(http, offers.pop() if offers else []) as transfer:
+            with self._offered(http, first.pop() if first else None) as transfer:
                 return self._post(http, "/admin/publish", {**body, "transfer": transfer})
 
         return self._until_done(f"publishing version {version}", attempt, waits)
@@ -133,21 +137,31 @@ class Publisher:
         return {"Authorization": f"Bearer {self.admin_key}"}
 
     @contextmanager
-    def _offered(self, http: httpx.Client, offer: Buckets) -> Iterator[Json | None]:
+    def _offered(self, http: httpx.Client, offers: Offers | None) -> Iterator[Json | None]:
         """How engines get the tensors while the block runs; None means from the folder."""
-        if not offer:
-            yield None
-            return
-        asked = http.get(f"{self.url}/admin/publish/members", headers=self._headers)
-        members = asked.json() if asked.is_success else []
+        members = self._members(http) if offers is not None else []
         timeout_s, transport = self.config.timeout_s, self.config.transport
-        if not members or transport == "disk":
+        if offers is None or not members or transport == "disk":
             yield None
         elif transport == "tensor":
-            with shared(offer, members, timeout_s=timeout_s) as transfer:
+            with offers.shared(members, timeout_s) as transfer:
                 yield transfer
         elif transport == "distributed":
-            with broadcast(offer, members, device=self.device, timeout_s=timeout_s) as transfer:
+            with offers.broadcast(members, self.device, timeout_s) as transfer:
                 yield transfer
         else:
             assert_never(transport)
+
+    def prepares(self) -> bool:
+        """Whether the run has engines that answer, and all of them can prepare a version while they serve another."""
+        with httpx.Client(timeout=MEMBERS_TIMEOUT_S, trust_env=False) as http:
+            try:
+                members = self._members(http)
+            except httpx.TransportError:
+                return False
+        return bool(members) and all(member.get("prepares") for member in members)
+
+    def _members(self, http: httpx.Client) -> list[Json]:
+        """The engines that answer: `url`, `ranks`, `prepares`."""
+        asked = http.get(f"{self.url}/admin/publish/members", headers=self._headers)
+        return list(asked.json()) if asked.is_success else []

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import socket
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from uuid import uuid4
@@ -17,10 +17,11 @@ from uuid import uuid4
 import torch
 import torch.distributed as dist
 import torch.multiprocessing
+from torch import Tensor
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]  # its stubs leave them out
 
 from agentrl.domain.schemas import Json
-from agentrl.trainer.publish.tensor_buckets import Buckets
+from agentrl.trainer.weights.ownership import Output
 from agentrl.visible import say
 
 JOIN_TIMEOUT_S = 45.0
@@ -28,8 +29,18 @@ JOIN_TIMEOUT_S = 45.0
 
 
 @contextmanager
-def broadcast(buckets: Buckets, members: Sequence[Json], *, device: torch.device, timeout_s: float) -> Iterator[Json]:
-    """Send to all members while the block runs. A member that does not receive reads the folder: no error is raised."""
+def broadcast(
+    buckets: Iterable[Mapping[str, Tensor]],
+    outputs: Sequence[Sequence[Output]],
+    members: Sequence[Json],
+    *,
+    device: torch.device,
+    timeout_s: float,
+) -> Iterator[Json]:
+    """Send to all members while the block runs. A member that does not receive reads the folder: no error is raised.
+
+    `outputs` describes the `buckets`, which are taken one by one, in a thread, after all members have joined.
+    """
     host, group = _address(), f"agentrl-{uuid4().hex[:12]}"
     world_size = 1 + sum(member["ranks"] for member in members)
     store = _rendezvous(host, world_size)
@@ -51,11 +62,11 @@ def broadcast(buckets: Buckets, members: Sequence[Json], *, device: torch.device
             "timeout_s": timeout_s,
             "buckets": [
                 {
-                    "names": list(bucket),
-                    "dtypes": [str(t.dtype).removeprefix("torch.") for t in bucket.values()],
-                    "shapes": [list(t.shape) for t in bucket.values()],
+                    "names": [output.name for output in bucket],
+                    "dtypes": [str(output.dtype).removeprefix("torch.") for output in bucket],
+                    "shapes": [list(output.shape) for output in bucket],
                 }
-                for bucket in buckets
+                for bucket in outputs
             ],
         }
     finally:
@@ -70,7 +81,7 @@ class _Sender(threading.Thread):
         store: TCPStore,
         group: str,
         world_size: int,
-        buckets: Buckets,
+        buckets: Iterable[Mapping[str, Tensor]],
         device: torch.device,
         timeout_s: float,
     ) -> None:

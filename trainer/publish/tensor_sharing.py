@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import base64
 import io
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
@@ -22,8 +22,10 @@ from torch.multiprocessing.reductions import reduce_storage
 
 from agentrl.domain.schemas import Json
 from agentrl.errors import AgentRLError
-from agentrl.trainer.publish.tensor_buckets import Buckets
 
+Bucket = dict[str, Tensor]
+Payloads = dict[str, list[list[str]]]
+"""URL of a member → for each bucket, one payload for each of the member's ranks."""
 ALIGNMENT = 64
 """Bytes to which tensors in shared memory are aligned."""
 SHARED_MEMORY = Path("/dev/shm")
@@ -35,15 +37,29 @@ class NoRoom(AgentRLError):
 
 
 @contextmanager
-def shared(buckets: Buckets, members: Sequence[Json], *, timeout_s: float) -> Iterator[Json]:
-    """Copy the tensors into shared memory until the block ends. Raises NoRoom when they do not fit."""
+def shared(buckets: Iterable[Bucket], members: Sequence[Json]) -> Iterator[tuple[Payloads, str]]:
+    """Copy the tensors into shared memory until the block ends.
+
+    Yields the payloads, and why there are none if they do not fit. All buckets are taken in any case, since other ranks
+    wait for this one's parts of theirs.
+    """
+    payloads: Payloads = {member["url"]: [] for member in members}
     with ExitStack() as files:
-        try:
-            with _shared_by_name():
-                payloads = _payloads([_copied(bucket, files) for bucket in buckets], members)
-        except RuntimeError as error:  # from torch
-            raise NoRoom(f"no shared memory for the weights: {str(error).splitlines()[0]}") from error
-        yield {"transport": "tensor", "payloads": payloads, "timeout_s": timeout_s}
+        problem = ""
+        with _shared_by_name():
+            for bucket in buckets:
+                if not bucket or problem:
+                    continue
+                try:
+                    copies = _copied(bucket, files)
+                except RuntimeError as error:  # from torch
+                    problem = f"no shared memory for the weights: {str(error).splitlines()[0]}"
+                    continue
+                for member in members:
+                    payloads[member["url"]].append([_pickled(copies) for _ in range(member["ranks"])])
+        if problem:
+            files.close()
+        yield payloads, problem
 
 
 @contextmanager
@@ -57,7 +73,7 @@ def _shared_by_name() -> Iterator[None]:
         torch.multiprocessing.set_sharing_strategy(before)  # type: ignore[no-untyped-call]
 
 
-def _copied(bucket: dict[str, Tensor], files: ExitStack) -> list[tuple[str, Tensor]]:
+def _copied(bucket: Bucket, files: ExitStack) -> list[tuple[str, Tensor]]:
     """Copies of a bucket's tensors, one after another in one piece of shared memory that `files` deletes."""
     starts, end = [], 0
     for tensor in bucket.values():
@@ -82,13 +98,6 @@ def _owned_file(memory: Tensor) -> Path:
     """
     _, (_, _, name, _) = reduce_storage(memory.untyped_storage())  # type: ignore[no-untyped-call]
     return SHARED_MEMORY.joinpath(name.decode().lstrip("/"))
-
-
-def _payloads(copies: list[list[tuple[str, Tensor]]], members: Sequence[Json]) -> dict[str, list[list[str]]]:
-    """Payloads by the URL of a member: for each bucket, one payload for each of the member's ranks."""
-    return {
-        member["url"]: [[_pickled(tensors) for _ in range(member["ranks"])] for tensors in copies] for member in members
-    }
 
 
 def _pickled(tensors: list[tuple[str, Tensor]]) -> str:

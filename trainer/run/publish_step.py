@@ -3,26 +3,31 @@
 from __future__ import annotations
 
 import time
+from functools import partial
 
-import torch
-
+from agentrl.trainer.publish.offers import Offers
 from agentrl.trainer.run import gpu_turn
 from agentrl.trainer.run.proxy_requests import ask
 from agentrl.trainer.run.trainer_state import Trainer
+from agentrl.trainer.weights.published import Published
 
 POLL_S = 1.0
 
 
-def publish(t: Trainer, version: int, tensors: dict[str, torch.Tensor]) -> None:
-    """Bring the engines to `version`, which has these tensors. When stopped first, the next start republishes it.
+def publish(t: Trainer, version: int, made: Published | None) -> None:
+    """Bring the engines to `version`. When stopped first, the next start republishes it.
 
-    It ends the trainer's turn on the engines' GPUs. Collective.
+    `made` has its facts where the policy has this version now: its tensors can then be sent directly. It ends the
+    trainer's turn on the engines' GPUs. Collective.
     """
     start = time.time()
     if not wait_for_evaluation(t, version):
         return
     begun = time.time()
-    done = ask(t, lambda publisher, waits: publisher.publish(version, t.lineage.epoch, tensors, waits))
+    offers = None
+    if made is not None and made.size_bytes and t.config.publish.transport != "disk":
+        offers = Offers(t.world, partial(t.writer.stream, dict(t.policy.trainable())))
+    done = ask(t, lambda publisher, waits: publisher.publish(version, t.lineage.epoch, made, offers, waits), offers)
     t.publish_s = time.time() - start
     if done:
         t.lineage.record("wait_for_publish", begun, time.time(), version=version)

@@ -5,8 +5,6 @@ from __future__ import annotations
 from functools import partial
 from pathlib import Path
 
-import torch
-
 from agentrl.configs.run_config import RunConfig
 from agentrl.domain.schemas import ResumePlan
 from agentrl.files import remove_drafts
@@ -14,13 +12,13 @@ from agentrl.trainer.checkpoints import checkpoint_folders
 from agentrl.trainer.checkpoints.checkpoint import CHECKPOINTS, Checkpoint, Ignored
 from agentrl.trainer.checkpoints.checkpoint_folders import Check
 from agentrl.trainer.models.run_models import restore
-from agentrl.trainer.publish import weights
-from agentrl.trainer.publish.saved_models import MODELS
 from agentrl.trainer.run import step_checkpoint
 from agentrl.trainer.run.publish_step import publish
-from agentrl.trainer.run.saved_step import publishable, remove_weights
+from agentrl.trainer.run.saved_step import remove_weights, write_version
 from agentrl.trainer.run.trainer_state import Trainer, say, weights_folder
 from agentrl.trainer.run_lineage import Lineage
+from agentrl.trainer.weights.published import Published
+from agentrl.trainer.weights.saved_models import MODELS
 
 
 def resume(t: Trainer) -> None:
@@ -30,11 +28,12 @@ def resume(t: Trainer) -> None:
     t.version = found.record.version if found and plan.roll_forward else plan.version
     if found:
         restore(found, t.models, t.optimizer, t.config.trainer, t.world)
-    trained = weights.trainable(t.policy, t.world) if found else {}
-    republish, tensors = t.world.only_leader(partial(restore_store, t, found, plan, trained)) or (None, {})
-    republish = t.world.share(republish)
+    made: Published | None = None
+    if found:
+        made = write_version(t, t.world.from_leader(partial(version_folder, t, found, plan)))
+    republish = t.world.from_leader(partial(restore_store, t, found, plan, made))
     if republish is not None:
-        publish(t, republish, tensors)
+        publish(t, republish, made if republish == t.version else None)
 
 
 def choose_step(t: Trainer) -> tuple[Checkpoint | None, ResumePlan]:
@@ -59,20 +58,19 @@ def choose_step(t: Trainer) -> tuple[Checkpoint | None, ResumePlan]:
     return found, plan
 
 
-def restore_store(
-    t: Trainer, found: Checkpoint | None, plan: ResumePlan, trained: dict[str, torch.Tensor]
-) -> tuple[int | None, dict[str, torch.Tensor]]:
-    """Complete the checkpoint's step in the store and write its weights folder again. Rank 0 only.
+def version_folder(t: Trainer, found: Checkpoint, plan: ResumePlan) -> Path:
+    """The folder of the version that a checkpoint is. Rank 0 only."""
+    known = None if plan.roll_forward else t.lineage.version_path(found.record.version)
+    return t.weights / Path(known).name if known else weights_folder(t, found.record)
 
-    `trained` holds the checkpoint's parameters. Returns the version to publish, if any, and its tensors where they are
-    known.
+
+def restore_store(t: Trainer, found: Checkpoint | None, plan: ResumePlan, made: Published | None) -> int | None:
+    """Complete the checkpoint's step in the store, which `made` is the version of. Rank 0 only.
+
+    Returns the version to publish, if any.
     """
-    republish, tensors = plan.republish, dict[str, torch.Tensor]()
-    if found:
-        known = None if plan.roll_forward else t.lineage.version_path(found.record.version)
-        folder = t.weights / Path(known).name if known else weights_folder(t, found.record)
-        made = publishable(t, folder, trained)
-        tensors = made.tensors
+    republish = plan.republish
+    if found and made:
         if plan.roll_forward:
             t.lineage.complete(found.record, made.path, made.checksum)
             republish = t.version
@@ -86,7 +84,7 @@ def restore_store(
         say(t, f"rolled back steps {plan.rolled_back_steps}: they have no checkpoint")
     if t.step:
         say(t, f"resuming after step {t.step}, version {t.version}")
-    return republish, tensors if republish == t.version else {}
+    return republish
 
 
 def find_checkpoint(

@@ -7,20 +7,14 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-import torch
-
-from agentrl.configs.run_config import RunConfig
 from agentrl.storage import stored_folders
 from agentrl.trainer.checkpoints.checkpoint import Checkpoint, StepRecord
-from agentrl.trainer.publish import weights
-from agentrl.trainer.publish.weights import Published
 from agentrl.trainer.run import step_checkpoint
-from agentrl.trainer.run.trainer_start import engine_device
 from agentrl.trainer.run.trainer_state import Trainer, weights_folder
+from agentrl.trainer.weights import model_export, version_folders
+from agentrl.trainer.weights.published import Published
+from agentrl.versions.version_sources import ObjectSource
 from agentrl.versions.weights_folder import version_of
-
-NOT_PUBLISHED = Published(Path(), "", {})
-"""The value on ranks other than 0, which write no weights folder."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,32 +26,41 @@ class Saved:
     checkpoint: Checkpoint | None
 
 
-def publishable(t: Trainer, folder: Path, trained: dict[str, torch.Tensor]) -> Published:
-    """Write the version that the run's engines load, also to object storage if configured. Rank 0 only."""
-    dtype = engine_dtype(t.config, t.world.device)
-    made = weights.publishable(folder, trained, t.base_model, t.policy.names, t.config.trainer.lora, dtype)
-    if t.stored_weights is not None:
-        stored_folders.upload(t.stored_weights, folder, folder.name)
+def write_version(t: Trainer, folder: Path) -> Published:
+    """Write the version that the run's engines load, also to object storage if configured. Collective.
+
+    Raises StoreError on every rank when one cannot write.
+    """
+    adapter = t.config.trainer.lora
+    if adapter.publish == "adapter":
+        trained = model_export.trainable(t.policy, t.world)
+        made = t.world.only_leader(lambda: model_export.adapter_version(folder, trained, t.base_model, adapter))
+        made = made or Published()
+    else:
+        prepares = t.publisher.prepares if t.publisher is not None else lambda: False
+        made = t.writer.write(folder, dict(t.policy.trainable()), prepares)
+    t.world.only_leader(partial(upload, t, folder))
     return made
 
 
+def upload(t: Trainer, folder: Path) -> None:
+    """Copy a version to object storage, if configured. Rank 0 only."""
+    if t.stored_weights is not None:
+        stored_folders.upload(t.stored_weights, folder, folder.name)
+
+
 def remove_weights(t: Trainer, *, unknown: bool) -> None:
-    """Delete the versions that no engine will load any more, also in object storage.
+    """Delete the versions that no engine will load any more and no delta needs, also in object storage.
 
     With `unknown`, delete the folders that are not in the store too, except in object storage: a run of this name in
     another database may have them.
     """
-    weights.remove(t.weights, partial(t.lineage.unneeded, unknown=unknown))
+    version_folders.remove(t.weights, partial(t.lineage.unneeded, unknown=unknown))
     if t.stored_weights is not None:
         names = [name for name in t.stored_weights.names("") if version_of(name) is not None]
-        for name in t.lineage.unneeded(names, unknown=False):
+        unneeded = t.lineage.unneeded(names, unknown=False)
+        for name in version_folders.without_ancestors(names, unneeded, ObjectSource(t.stored_weights).manifest):
             stored_folders.delete(t.stored_weights, name)
-
-
-def engine_dtype(config: RunConfig, device: torch.device) -> torch.dtype:
-    """The type in which engines keep matrices. Engines whose device is not configured have the trainer's, `device`."""
-    dtype: torch.dtype = getattr(torch, config.engine.dtype_on(engine_device(config, device)))
-    return dtype
 
 
 def save(t: Trainer, record: StepRecord) -> Saved:
@@ -70,10 +73,12 @@ def save(t: Trainer, record: StepRecord) -> Saved:
     start = time.time()
     t.lineage.check()
     record, wait = step_checkpoint.begin(t, record)
-    trained = weights.trainable(t.policy, t.world)
-    published = t.world.only_leader(lambda: publishable(t, weights_folder(t, record), trained)) or NOT_PUBLISHED
+    written_at = time.time()
+    published = write_version(t, weights_folder(t, record))
+    took = {"time/write_version": time.time() - written_at}
     made = step_checkpoint.finish(t) if wait else None
-    record = replace(record, metrics=record.metrics | {"time/checkpoint": time.time() - start})
+    took["time/checkpoint"] = time.time() - start
+    record = replace(record, metrics=record.metrics | published.metrics | took)
     return Saved(record, published, made)
 
 

@@ -21,7 +21,6 @@ from agentrl.trainer.checkpoints import checkpoint_folders, checkpoint_retention
 from agentrl.trainer.checkpoints.checkpoint import Checkpoint, StepRecord
 from agentrl.trainer.metrics import evaluation_metrics
 from agentrl.trainer.models.run_models import parts
-from agentrl.trainer.publish import streamed_model
 from agentrl.trainer.run.trainer_state import Trainer, say
 from agentrl.trainer.run_lineage import CHECKPOINTED
 
@@ -104,18 +103,6 @@ def offer_models(t: Trainer) -> None:
             t.saved_models.offer(checkpoint_folders.read(folder))
         except StoreError as error:
             say(t, f"no model of {folder.name}: {error}")
-
-
-def export(t: Trainer) -> None:
-    """Write `model/` of a finished run, and `adapter/` where one was trained, from the last step's checkpoint, tensor
-    by tensor. Rank 0 only.
-    """
-    last = checkpoint_folders.read(checkpoint_folders.folders(t.checkpoints)[-1])
-    assert last.record.step == t.step
-    config, run_dir = t.config.trainer.lora, t.config.run_dir
-    streamed_model.write(run_dir / "model", last, t.base_model, config, t.config.name)
-    if config.rank:
-        streamed_model.write(run_dir / "adapter", last, t.base_model, config, t.config.name, merged=False)
 
 
 def keep(t: Trainer, made: Checkpoint) -> None:

@@ -75,6 +75,18 @@ def facts_of(config: UpdateConfig, world: World) -> Json:
     return facts | ({"checkpoint_every": config.checkpoint_every} if isinstance(config, TrainerConfig) else {})
 
 
+def engine_dtype(config: RunConfig, device: torch.device) -> torch.dtype:
+    """The type in which engines keep matrices. Engines whose device is not configured have the trainer's, `device`."""
+    dtype: torch.dtype = getattr(torch, config.engine.dtype_on(engine_device(config, device)))
+    return dtype
+
+
+def compared_dtype(config: RunConfig, device: torch.device) -> torch.dtype | None:
+    """The engines' type where digests of their tensors can be compared with the trainer's: on CPUs. None elsewhere."""
+    on_cpu = config.engine.device != "cuda" and device.type == "cpu"
+    return engine_dtype(config, device) if on_cpu else None
+
+
 def engine_device(config: RunConfig, device: torch.device) -> Literal["cpu", "cuda"]:
     """The engines' device; where it is not configured, the trainer's."""
     if config.engine.device != "auto":

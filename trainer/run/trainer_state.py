@@ -19,12 +19,14 @@ from agentrl.trainer.metrics.metric_sinks import Sinks
 from agentrl.trainer.models.policy import Policy
 from agentrl.trainer.models.run_models import Models
 from agentrl.trainer.publish.publish_client import Publisher
-from agentrl.trainer.publish.saved_models import SavedModels
 from agentrl.trainer.run.checkpoint_pace import CheckpointPace
 from agentrl.trainer.run.lease_renewal import Renewal
 from agentrl.trainer.run.stored_checkpoints import StoredCheckpoints
+from agentrl.trainer.run.trainer_start import compared_dtype, engine_dtype
 from agentrl.trainer.run_lineage import Lineage
 from agentrl.trainer.stop import Stop
+from agentrl.trainer.weights.saved_models import SavedModels
+from agentrl.trainer.weights.version_writer import VersionWriter
 from agentrl.versions.weights_folder import folder_name
 
 
@@ -51,6 +53,7 @@ class Trainer:
     writing: Writing | None = None  # a checkpoint that is being written
     pace: CheckpointPace = field(init=False)  # of checkpoints
     evaluated: dict[int, dict[str, float]] = field(default_factory=dict)  # metrics of complete evaluations, by version
+    writer: VersionWriter = field(init=False)  # of versions
     publish_s: float = 0.0
     warned_over_budget: bool = False
     renewal: Renewal | None = None  # of the lease on the GPUs' memory, on rank 0
@@ -58,7 +61,17 @@ class Trainer:
     evaluations: EvaluationReports = field(default_factory=EvaluationReports.none)
 
     def __post_init__(self) -> None:
-        self.pace = CheckpointPace(self.config.trainer.checkpoint_every)
+        config, device = self.config, self.world.device
+        self.pace = CheckpointPace(config.trainer.checkpoint_every)
+        self.writer = VersionWriter(
+            self.world,
+            self.base_model,
+            self.policy.names,
+            config.trainer.lora,
+            engine_dtype(config, device),
+            config.publish,
+            compared_dtype(config, device),
+        )
 
     @property
     def policy(self) -> Policy:

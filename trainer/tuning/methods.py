@@ -27,10 +27,10 @@ from agentrl.trainer.distributed import World
 from agentrl.trainer.models import run_models
 from agentrl.trainer.models.policy import Body, Policy
 from agentrl.trainer.packing import Microbatch, Sample, Unit, make_units
-from agentrl.trainer.publish import weights
 from agentrl.trainer.tuning import reward_model
 from agentrl.trainer.tuning.items import Item
 from agentrl.trainer.tuning.reward_model import RewardModel
+from agentrl.trainer.weights import model_export
 
 
 class Method(ABC):
@@ -63,7 +63,7 @@ class Method(ABC):
     def export(self, run_dir: Path, model: Body, base_model: Path, adapter: AdapterConfig, world: World) -> None:
         """Write `model/`, a whole Hugging Face folder, and a trained adapter to `adapter/`. Collective."""
         assert isinstance(model, Policy)
-        weights.export(run_dir, model, base_model, adapter, world)
+        model_export.export(run_dir, model, base_model, adapter, world)
 
 
 class Sft(Method):

@@ -25,7 +25,7 @@ from agentrl.trainer.models import lora
 from agentrl.trainer.models.loading import stored_name
 from agentrl.trainer.models.policy import Body
 from agentrl.trainer.packing import Microbatch, Sample
-from agentrl.trainer.publish import weights
+from agentrl.trainer.weights.version_folders import copy_sidecars
 
 BIASED_IN_SGLANG = ("qwen2", "qwen3")
 """Model types whose SGLang classifier has a bias in its head."""
@@ -120,6 +120,6 @@ def export(run_dir: Path, model: RewardModel, base_model: Path, adapter: Adapter
         tensors["score.bias"] = torch.zeros(1, dtype=dtype)
     config |= {"architectures": [model.classifier], "id2label": {"0": "reward"}, "label2id": {"reward": 0}}
     with atomic_folder(run_dir / "model") as draft:
-        weights.copy_sidecars(base_model, draft)
+        copy_sidecars(base_model, draft)
         (draft / "config.json").write_text(json.dumps(config, indent=2))
         save_file(tensors, draft / "model.safetensors", metadata={"format": "pt"})

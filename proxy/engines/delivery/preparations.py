@@ -7,7 +7,8 @@
 Preparing changes nothing that serves, so it needs no claim, and any replica may ask for it again. An engine that cannot
 prepare, or fails to, loads the version from a folder while it is paused.
 
-The engines of a host share a cache, so the host is what the tree of sources is planned for.
+The engines of a host share a cache, so the host is what the tree of sources is planned for. Other hosts read from a
+host as soon as it has files of the version.
 """
 
 from __future__ import annotations
@@ -173,7 +174,9 @@ class _Spread:
         copy = self._copies.get(host)
         if copy is not None and copy.stage is Stage.FETCHING:  # none of them has it
             self._tries[host] = self._tries.get(host, 0) + 1
-            self._copies[host] = replace(copy, stage=Stage.ABSENT, source=ORIGIN, avoids=copy.avoids | {source})
+            self._copies[host] = replace(
+                copy, stage=Stage.ABSENT, source=ORIGIN, avoids=copy.avoids | {source}, relays=False
+            )
         if copy is None or copy.stage is Stage.PRESENT or self._tries[host] >= TRIES or self._is_late():
             self._give_up(host)
         self._begin()
@@ -221,12 +224,23 @@ class _Spread:
         while found.name == self._wish.name and found.state in UNDER_WAY and not self._is_late():
             if found.state is PreparationState.STAGING:
                 self._arrived(engine, host, found)
+            elif found.bytes:
+                self._relays(engine, host, found)
             await asyncio.sleep(pause_s)
             pause_s = min(POLL_GROWTH * pause_s, LONGEST_POLL_S)
             found = await engine.client.preparation() or Preparation()
         if found.is_ready(self._wish.name):
             self._arrived(engine, host, found)
         return found
+
+    def _relays(self, engine: Engine, host: str, found: Preparation) -> None:
+        """A host reads the version's files: it passes on those that it has."""
+        copy = self._copies[host]
+        if copy.serves or not found.serves_versions or _source(engine, self._wish.name) is None:
+            return
+        self._serves[host] = engine
+        self._copies[host] = replace(copy, relays=True)
+        self._begin()
 
     def _arrived(self, engine: Engine, host: str, found: Preparation) -> None:
         """A host has the version's files: others may read them there."""

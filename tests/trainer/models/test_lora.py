@@ -11,6 +11,7 @@ from folders import save_kind
 from layouts import save
 from safetensors.torch import load_file
 from support import AGES, random_samples
+from version_setup import version
 
 from agentrl.configs.trainer_config import LoraConfig, TrainerConfig
 from agentrl.domain.schemas import TrainedBatch
@@ -23,8 +24,8 @@ from agentrl.trainer.models.policy import Policy
 from agentrl.trainer.models.sharding import load_sharded
 from agentrl.trainer.optimizer import make_optimizer
 from agentrl.trainer.packing import Microbatch, collate, make_units
-from agentrl.trainer.publish import weights
 from agentrl.trainer.update import update_policy
+from agentrl.trainer.weights import model_export
 from agentrl.versions.weights_folder import ADAPTER as ADAPTER_TENSORS
 from agentrl.versions.weights_folder import TENSORS, checksum
 
@@ -86,7 +87,7 @@ def test_the_merged_model_computes_the_same_as_the_adapter(
     base: Path, world: World, trained: tuple[Policy, torch.optim.Optimizer], tmp_path: Path
 ) -> None:
     policy, _ = trained
-    weights.export(tmp_path, policy, base, ADAPTER, world)
+    model_export.export(tmp_path, policy, base, ADAPTER, world)
     torch.testing.assert_close(
         logprobs(load_sharded(Policy, tmp_path / "model", world.mesh)), logprobs(policy), rtol=1e-5, atol=1e-5
     )
@@ -98,7 +99,7 @@ def test_peft_reads_the_adapter_folder(
     from peft import PeftModel
     from transformers import AutoModelForCausalLM
 
-    weights.export(tmp_path, trained[0], base, ADAPTER, world)
+    model_export.export(tmp_path, trained[0], base, ADAPTER, world)
     ours, lm = (AutoModelForCausalLM.from_pretrained(f, dtype=torch.float32) for f in (tmp_path / "model", base))
     theirs = PeftModel.from_pretrained(lm, str(tmp_path / "adapter")).merge_and_unload()
     changed = 0
@@ -116,8 +117,8 @@ def test_peft_reads_the_adapter_folder(
 def test_engines_get_whole_matrices_and_a_folder_in_use_stays_unchanged(
     base: Path, world: World, trained: tuple[Policy, torch.optim.Optimizer], tmp_path: Path
 ) -> None:
-    adapter = weights.trainable(trained[0], world)
-    folder, digest, _ = weights.publishable(tmp_path / "v1", adapter, base, trained[0].names, ADAPTER)
+    made = version(trained[0], tmp_path / "v1", base, world, ADAPTER)
+    folder, digest = made.path, made.checksum
     assert checksum(folder / TENSORS) == digest
     assert {name: tuple(t.shape) for name, t in load_file(folder / TENSORS).items()} == {
         f"model.layers.{i}.{layer}.weight": shape
@@ -125,7 +126,8 @@ def test_engines_get_whole_matrices_and_a_folder_in_use_stays_unchanged(
         for layer, shape in {"self_attn.q_proj": (36, 36), "mlp.down_proj": (36, 50)}.items()
     }
     before = folder.stat().st_ino
-    assert weights.publishable(tmp_path / "v1", adapter, base, trained[0].names, ADAPTER)[:2] == (folder, digest)
+    again = version(trained[0], tmp_path / "v1", base, world, ADAPTER)
+    assert (again.path, again.checksum, again.digests) == (folder, digest, made.digests)
     assert folder.stat().st_ino == before
 
 
@@ -134,8 +136,9 @@ def test_engines_get_zero_adapters_for_layers_fused_with_adapted_ones(
 ) -> None:
     """SGLang fuses q, k and v: it takes an adapter for all of them or for none."""
     config = ADAPTER.model_copy(update={"publish": "adapter"})
-    adapter = weights.trainable(trained[0], world)
-    folder, digest, _ = weights.publishable(tmp_path / "v1", adapter, base, trained[0].names, config)
+    adapter = model_export.trainable(trained[0], world)
+    made = model_export.adapter_version(tmp_path / "v1", adapter, base, config)
+    folder, digest = made.path, made.checksum
     assert checksum(folder / ADAPTER_TENSORS) == digest
     sent = load_file(folder / ADAPTER_TENSORS)
     assert sorted(path.name for path in folder.iterdir()) == ["adapter_config.json", ADAPTER_TENSORS]
@@ -149,12 +152,12 @@ def test_engines_get_zero_adapters_for_layers_fused_with_adapted_ones(
     changed = {name.split(".")[-3] for name, tensor in sent.items() if tensor.any()}
     assert changed == {"q_proj", "down_proj"}
 
-    weights.export(tmp_path, trained[0], base, config, world)
+    model_export.export(tmp_path, trained[0], base, config, world)
     merged, served = (_with_adapter(base, at) for at in (tmp_path / "adapter", folder))
     assert all(torch.equal(merged[name], tensor) for name, tensor in served.items())
 
     before = folder.stat().st_ino
-    assert weights.publishable(tmp_path / "v1", adapter, base, trained[0].names, config)[:2] == (folder, digest)
+    assert model_export.adapter_version(tmp_path / "v1", adapter, base, config) == made
     assert folder.stat().st_ino == before
 
 

@@ -10,6 +10,7 @@ from folders import save_kind
 from safetensors.torch import load_file, save_file
 from support import AGES, random_samples
 from transformers import AutoModelForCausalLM
+from version_setup import version
 
 from agentrl.configs.trainer_config import LoraConfig, TrainerConfig
 from agentrl.errors import ModelFolderError
@@ -19,8 +20,8 @@ from agentrl.trainer.models.reference import Reference
 from agentrl.trainer.models.sharding import load_sharded
 from agentrl.trainer.optimizer import make_optimizer
 from agentrl.trainer.packing import collate, make_units
-from agentrl.trainer.publish import weights
 from agentrl.trainer.update import update_policy
+from agentrl.trainer.weights import model_export
 from agentrl.versions.weights_folder import TENSORS, checksum
 
 KINDS = ("qwen3-experts", "mixtral")
@@ -68,16 +69,15 @@ def test_exports_and_versions_have_the_base_models_tensor_names(kind: str, tmp_p
     base = save_kind(kind, tmp_path / "base", shard="20KB")
     policy = trained(base, world)
     assert not torch.allclose(ours(policy), theirs(base), atol=1e-2)
-    weights.export(tmp_path, policy, base, LoraConfig(), world)
+    model_export.export(tmp_path, policy, base, LoraConfig(), world)
     torch.testing.assert_close(ours(policy), theirs(tmp_path / "model"), rtol=1e-5, atol=1e-5)
-    whole = weights.trainable(policy, world)
+    whole = model_export.trainable(policy, world)
     named = {name for file in base.glob("*.safetensors") for name in load_file(file)}
-    folder, *_ = weights.publishable(tmp_path / "v1", whole, base, policy.names, LoraConfig())
+    folder = version(policy, tmp_path / "v1", base, world).path
     assert load_file(folder / "model.safetensors").keys() == named
-    rounded, digest, sent = weights.publishable(
-        tmp_path / "v2", whole, base, policy.names, LoraConfig(), torch.bfloat16
-    )
-    assert checksum(rounded / "model.safetensors") == digest
+    rounded = version(policy, tmp_path / "v2", base, world, dtype=torch.bfloat16)
+    assert checksum(rounded.path / TENSORS) == rounded.checksum
+    sent = load_file(rounded.path / TENSORS)
     assert {(t.dtype, t.ndim > 1) for t in sent.values()} == {(torch.bfloat16, True), (torch.float32, False)}
     assert all(torch.equal(t.to(sent[name].dtype), sent[name]) for name, t in load_file(folder / TENSORS).items())
     reference = Reference(load_sharded(Policy, base, world.mesh))
@@ -90,7 +90,7 @@ def test_adapters_of_layers_beside_experts_are_merged(tmp_path: Path, world: Wor
     base = save_kind("mixtral", tmp_path / "base")
     adapter = LoraConfig(rank=2, targets=["q_proj"])
     policy = trained(base, world, adapter)
-    weights.export(tmp_path, policy, base, adapter, world)
+    model_export.export(tmp_path, policy, base, adapter, world)
     torch.testing.assert_close(ours(policy), theirs(tmp_path / "model"), rtol=1e-5, atol=1e-5)
 
 

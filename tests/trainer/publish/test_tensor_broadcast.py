@@ -13,6 +13,7 @@ import torch
 from agentrl.domain.schemas import Json
 from agentrl.trainer.publish import tensor_broadcast
 from agentrl.trainer.publish.tensor_broadcast import broadcast
+from agentrl.trainer.weights.ownership import Output
 
 
 @pytest.fixture(autouse=True)
@@ -28,16 +29,16 @@ def ended_senders(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 def test_an_absent_member_does_not_block_the_sender() -> None:
     """The block ends at once; the thread that waits for members ends by itself."""
-    with broadcast(
-        [{"a": torch.ones(2)}], [{"url": "e", "ranks": 2}], device=torch.device("cpu"), timeout_s=1
-    ) as offer:
+    buckets, outputs = [{"a": torch.ones(2)}], [[Output("a", torch.float32, (2,))]]
+    members: list[Json] = [{"url": "e", "ranks": 2}]
+    with broadcast(buckets, outputs, members, device=torch.device("cpu"), timeout_s=1) as offer:
         assert offer["world_size"] == 3
         assert offer["buckets"] == [{"names": ["a"], "dtypes": ["float32"], "shapes": [[2]]}]
 
 
 def test_the_rendezvous_listens_on_one_interface() -> None:
     members: list[Json] = [{"url": "http://e", "ranks": 1}]
-    with broadcast([], members, device=torch.device("cpu"), timeout_s=1) as offer:
+    with broadcast([], [], members, device=torch.device("cpu"), timeout_s=1) as offer:
         listening = [c.laddr for c in psutil.Process().net_connections("tcp") if c.status == psutil.CONN_LISTEN]
         assert [where.ip for where in listening if where.port == offer["port"]] == [offer["host"]]
         socket.create_connection((offer["host"], offer["port"]), timeout=5).close()

@@ -17,7 +17,7 @@ from agentrl.trainer import training_run
 from agentrl.trainer.distributed import World
 from agentrl.trainer.run import trainer_start
 from agentrl.trainer.run.device_defaults import RankDevice
-from agentrl.trainer.run.saved_step import engine_dtype
+from agentrl.trainer.run.trainer_start import engine_dtype
 from agentrl.trainer_facts import line
 
 ON_A_CPU = {

@@ -17,10 +17,10 @@ from safetensors.torch import load_file
 from agentrl.errors import StoreError
 from agentrl.trainer.checkpoints import checkpoint_folders
 from agentrl.trainer.checkpoints.checkpoint import Checkpoint
-from agentrl.trainer.publish import streamed_model
-from agentrl.trainer.publish.saved_models import SavedModels
-from agentrl.trainer.publish.streamed_model import FACTS
 from agentrl.trainer.training_run import TrainingRun
+from agentrl.trainer.weights import streamed_model
+from agentrl.trainer.weights.saved_models import SavedModels
+from agentrl.trainer.weights.streamed_model import FACTS
 
 
 @pytest.fixture

@@ -27,7 +27,7 @@ from agentrl.trainer.checkpoints.checkpoint import Checkpoint
 from agentrl.trainer.checkpoints.checkpoint_tensors import CheckpointTensors
 from agentrl.trainer.models import loading, lora, tensor_files
 from agentrl.trainer.models.tensor_naming import Names
-from agentrl.trainer.publish.weights import copy_sidecars
+from agentrl.trainer.weights.version_folders import copy_sidecars
 
 FACTS = "checkpoint.json"
 """The file in an exported folder that says from which checkpoint it was made."""

@@ -24,8 +24,8 @@ from agentrl.trainer.models.policy import Policy
 from agentrl.trainer.models.sharding import load_sharded
 from agentrl.trainer.optimizer import make_optimizer
 from agentrl.trainer.packing import collate, make_units
-from agentrl.trainer.publish import streamed_model, weights
 from agentrl.trainer.update import update_policy
+from agentrl.trainer.weights import model_export, streamed_model
 
 ADAPTER = LoraConfig(rank=4, alpha=8, targets=["q_proj", "down_proj"])
 
@@ -71,7 +71,7 @@ def test_the_folder_has_the_tensors_of_the_model_in_memory(
 ) -> None:
     base = save_kind(kind, tmp_path / "base", dtype=dtype, shard=shard)
     policy, found = trained(base, tmp_path / "checkpoints", world)
-    weights.export(tmp_path / "run", policy, base, LoraConfig(), world)
+    model_export.export(tmp_path / "run", policy, base, LoraConfig(), world)
     streamed_model.write(tmp_path / "out", found, base, LoraConfig(), "r")
     assert_same_files(tmp_path / "out", tmp_path / "run" / "model")
     before = tensors_of(base)
@@ -119,7 +119,7 @@ def test_an_adapter_is_merged_or_written_by_itself(tmp_path: Path, world: World)
 
     base = save_kind("llama-untied", tmp_path / "base", shard="20KB")
     policy, found = trained(base, tmp_path / "checkpoints", world, ADAPTER)
-    weights.export(tmp_path / "run", policy, base, ADAPTER, world)
+    model_export.export(tmp_path / "run", policy, base, ADAPTER, world)
     streamed_model.write(tmp_path / "merged", found, base, ADAPTER, "r")
     assert_same_files(tmp_path / "merged", tmp_path / "run" / "model")
     streamed_model.write(tmp_path / "adapter", found, base, ADAPTER, "r", merged=False)

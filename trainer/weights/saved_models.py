@@ -17,8 +17,8 @@ from pathlib import Path
 from agentrl.configs.trainer_config import AdapterConfig
 from agentrl.errors import StoreError
 from agentrl.trainer.checkpoints.checkpoint import Checkpoint
-from agentrl.trainer.publish import streamed_model
-from agentrl.trainer.publish.streamed_model import FACTS, facts_of
+from agentrl.trainer.weights import streamed_model
+from agentrl.trainer.weights.streamed_model import FACTS, facts_of
 
 MODELS = "models"
 """Folder of the saved models, in the run's folder."""
