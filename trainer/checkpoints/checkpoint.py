@@ -29,7 +29,7 @@ with another database. The trainer renames it to `stray-step-…`, so that it ca
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from torch import Tensor
@@ -67,6 +67,7 @@ class Checkpoint:
     record: StepRecord
     digest: str  # SHA-256 of meta.json, in hexadecimal; empty on ranks other than 0
     size_bytes: int  # of all files; 0 on ranks other than 0
+    written_at: float = field(default=0.0, compare=False)  # of one that this process wrote, on rank 0; else 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import json
+import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -32,6 +33,7 @@ class Writing:
     record: StepRecord
     future: Future[Checkpoint]
     rank: int
+    began: float  # seconds since the epoch
 
     def done(self) -> bool:
         """Whether `finish` returns without waiting."""
@@ -66,6 +68,7 @@ def begin(root: Path, record: StepRecord, parts: Parts, world: World, *, copied:
     With `copied` from a copy of the tensors in the CPU's memory, so that the next steps may change them. Otherwise they
     must not change until the checkpoint is finished. One checkpoint must be finished before the next is begun.
     """
+    began = time.time()
     folder = root / f"step-{record.step:06d}-{record.batch.step_id}"
     draft: Path = world.share(draft_of(folder))
     if world.leads:
@@ -82,7 +85,7 @@ def begin(root: Path, record: StepRecord, parts: Parts, world: World, *, copied:
     thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
     future = thread.submit(partial(_write, draft, Checkpoint(folder, record, "", 0), state, writer, world))
     thread.shutdown(wait=False)
-    return Writing(folder, record, future, world.rank)
+    return Writing(folder, record, future, world.rank, began)
 
 
 def _write(
@@ -99,7 +102,8 @@ def _write(
     meta = json.dumps({"format": FORMAT, "files": sizes, "sha256": sha256, **asdict(made.record)}).encode()
     (draft / META).write_bytes(meta)
     settle(draft, made.folder)
-    return Checkpoint(made.folder, made.record, hashlib.sha256(meta).hexdigest(), sum(sizes.values()) + len(meta))
+    digest, size_bytes = hashlib.sha256(meta).hexdigest(), sum(sizes.values()) + len(meta)
+    return replace(made, digest=digest, size_bytes=size_bytes, written_at=time.time())
 
 
 def state_of(part: str, model: Trainable, optimizer: torch.optim.Optimizer) -> Parts:

@@ -68,6 +68,9 @@ def finish(t: Trainer) -> Checkpoint:
     writing, t.writing = t.writing, None
     made = writing.finish()
     t.checkpointed = made.record.step
+    t.lineage.record(
+        "checkpoint", writing.began, made.written_at, step=made.record.step, bytes=made.size_bytes, digest=made.digest
+    )
     return made
 
 
