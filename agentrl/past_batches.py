@@ -16,7 +16,7 @@ from agentrl.configs.algorithm import Algorithm
 from agentrl.configs.presets import PRESETS
 from agentrl.configs.proxy_config import MAX_REWARD
 from agentrl.domain.credit import SessionRewards
-from agentrl.domain.schemas import Batch, Float32, Json, StepState, TrajectoryTokens
+from agentrl.domain.schemas import JOINED, Batch, Float32, Json, StepState, TrajectoryTokens
 from agentrl.domain.selection import StepRange
 from agentrl.errors import UserError, did_you_mean
 from agentrl.store import Connection, Database, Row, runs
@@ -153,7 +153,7 @@ def check(database: Database, step: Row[Any]) -> Check:
         return Check(step.step, None, f"DIFFERENT: cannot be rebuilt ({type(error).__name__}: {error})")
     if step.batch_digest is None:
         return Check(step.step, batch, "UNKNOWN: it was trained before batches had digests")
-    digest = batch.digest()
+    digest = batch.digest() if step.batch_digest.startswith(JOINED) else batch.serial_digest()
     same = digest == step.batch_digest
     return Check(
         step.step, batch, None if same else f"DIFFERENT: its digest is {digest}, {step.batch_digest} was trained"

@@ -153,7 +153,7 @@ def said(rng: random.Random, words: int) -> str:
 def distinct_tokens(samples: list[Sample], shares: bool) -> int:
     """The tokens of all units."""
     with sharing(shares):
-        return sum(len(unit.tree) for unit in make_units(samples, BUDGET))
+        return sum(unit.size for unit in make_units(samples, BUDGET))
 
 
 def sharing(shares: bool) -> Any:

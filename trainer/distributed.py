@@ -21,6 +21,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
+from agentrl.domain.schemas import Float32
 from agentrl.trainer.parallel.mesh import Mesh, make_mesh
 
 T = TypeVar("T")
@@ -78,6 +79,23 @@ class World:
             dist.broadcast_object_list(box, src=0, device=torch.device("cpu"))
             if self.leads or not isinstance(box[0], Beat):
                 return box[0]
+
+    def broadcast(self, values: Float32 | None, size: int) -> Float32:
+        """Rank 0's numbers, (size,), on every rank; the others pass None. Collective, over gloo."""
+        box = torch.empty(size) if values is None else torch.from_numpy(values)
+        dist.broadcast(box, src=0)
+        found: Float32 = box.numpy()
+        return found
+
+    def share_bytes(self, value: bytes | None) -> bytes:
+        """Rank 0's bytes, on every rank; the others pass None. Collective, over gloo."""
+        size = torch.tensor([0 if value is None else len(value)])
+        dist.broadcast(size, src=0)
+        box = torch.empty(int(size), dtype=torch.uint8)
+        if value:
+            box[:] = torch.frombuffer(bytearray(value), dtype=torch.uint8)
+        dist.broadcast(box, src=0)
+        return value if value is not None else box.numpy().tobytes()
 
     def from_leader(self, work: Callable[[], T]) -> T:
         """Call `work` on rank 0 only; returns its result on every rank. It may take hours. Collective."""

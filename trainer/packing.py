@@ -48,7 +48,7 @@ class Unit:
     """Samples of one group that are computed as one tree. Ranks and microbatches receive whole units."""
 
     samples: list[Sample]
-    tree: PrefixTree
+    size: int  # tokens of their tree, each shared one once
 
     @property
     def group_id(self) -> str:
@@ -101,18 +101,19 @@ class Microbatch:
         return replace(self, **moved, tree=self.tree.to(device), masked=masked, routes=routes)
 
 
-def make_units(samples: Sequence[Sample], budget: int) -> list[Unit]:
-    """One tree per group. Splits a group whose tree exceeds the budget. Leaves out samples without loss tokens."""
+def make_units(samples: Iterable[Sample], budget: int) -> list[Unit]:
+    """The samples of each group as one unit, or as several whose trees hold at most `budget` tokens each. Leaves out
+    samples without loss tokens.
+    """
     groups: dict[str, list[Sample]] = {}
     for sample in samples:
         if sample.tokens.loss_mask.any():
             groups.setdefault(sample.tokens.group_id, []).append(sample)
-    units = []
-    for members in groups.values():
-        sequences = [_used_ids(s) for s in members]
-        for part in split_by_budget(sequences, budget):
-            units.append(Unit([members[i] for i in part], build_tree([sequences[i] for i in part])))
-    return units
+    return [
+        Unit([members[i] for i in part], size)
+        for members in groups.values()
+        for part, size in split_by_budget([_used_ids(s) for s in members], budget)
+    ]
 
 
 def _used_ids(sample: Sample) -> Int32:
@@ -138,8 +139,8 @@ def plan(units: Sequence[Unit], *, ranks: int, minibatches: int, budget: int) ->
         if not mine:
             continue
         by_rank = []
-        for share in balance([len(u.tree) for u in mine], ranks):
-            packed = pack([len(mine[i].tree) for i in share], budget)
+        for share in balance([u.size for u in mine], ranks):
+            packed = pack([mine[i].size for i in share], budget)
             by_rank.append([[mine[share[k]] for k in part] for part in packed])
         longest = max(len(r) for r in by_rank)
         out.append([r + [[]] * (longest - len(r)) for r in by_rank])
@@ -149,28 +150,26 @@ def plan(units: Sequence[Unit], *, ranks: int, minibatches: int, budget: int) ->
 def collate_share(by_rank: Sequence[Sequence[Sequence[Unit]]], rank: int, budget: int) -> list[Microbatch]:
     """A rank's microbatches of one minibatch of `plan`. All ranks make the same number of forward passes."""
     return [
-        collate(share[rank]) if budget != UNPACKED else collate_unpacked(share[rank], max(map(_sequences, share)))
+        collate(share[rank], 0 if budget != UNPACKED else max(map(_sequences, share)))
         for share in zip(*by_rank, strict=True)
     ]
 
 
-def collate(units: Sequence[Unit]) -> Microbatch:
-    """The tensors of one microbatch. Without units, a one-token microbatch without loss tokens.
+def collate(units: Sequence[Unit], passes: int = 0) -> Microbatch:
+    """The tensors of the microbatch of some units; `passes` as in `forest`."""
+    samples = [s for unit in units for s in unit.samples]
+    return microbatch(forest(samples, passes), samples, unpacked=bool(passes))
 
-    Merges the trees of all units, so that a common prefix, such as a system prompt, is computed once.
+
+def forest(samples: Sequence[Sample], passes: int = 0) -> PrefixTree:
+    """The tokens to compute. Merges all samples, of whatever group, so that a common prefix, such as a system prompt,
+    is computed once. Without samples, one token.
+
+    With `passes`, for an unpacked model: one sequence after another, and one-token sequences to fill up to `passes`.
     """
-    if not units:
-        return _microbatch(_EMPTY, [])
-    samples = [s for unit in units for s in unit.samples]
-    return _microbatch(build_tree([_used_ids(s) for s in samples]), samples)
-
-
-def collate_unpacked(units: Sequence[Unit], passes: int) -> Microbatch:
-    """The tensors for an unpacked model: one forward pass per sequence, and one-token passes to fill up to `passes`."""
-    samples = [s for unit in units for s in unit.samples]
-    filled = line_up([*map(_used_ids, samples), *[np.zeros(1, np.int32)] * (passes - len(samples))])
-    lengths = tuple(len(path) for path in filled.paths)
-    return _microbatch(filled, samples, lengths)
+    if passes:
+        return line_up([*map(_used_ids, samples), *[np.zeros(1, np.int32)] * (passes - len(samples))])
+    return build_tree([_used_ids(s) for s in samples]) if samples else _EMPTY
 
 
 def _sequences(units: Sequence[Unit]) -> int:
@@ -181,7 +180,9 @@ def _sequences(units: Sequence[Unit]) -> int:
 _EMPTY = build_tree([np.zeros(1, np.int32)])
 
 
-def _microbatch(tree: PrefixTree, samples: Sequence[Sample], lengths: tuple[int, ...] = ()) -> Microbatch:
+def microbatch(tree: PrefixTree, samples: Sequence[Sample], *, unpacked: bool) -> Microbatch:
+    """The tensors of a microbatch, from its `forest`."""
+    lengths = tuple(len(path) for path in tree.paths) if unpacked else ()
     masks = [np.flatnonzero(s.tokens.loss_mask) for s in samples]
     others = [np.flatnonzero(s.tokens.masked_outputs) if s.measured else np.empty(0, np.int64) for s in samples]
     keys, count, places = distinct_predictions(_keys(samples, tree, masks), _keys(samples, tree, others))

@@ -1,7 +1,8 @@
 """The interface between the trainer's loop and the store, for one epoch of one run.
 
-Rank 0 has a `StoredLineage`, which talks to the store; the other ranks have a `Lineage`, whose methods do nothing. No
-method is collective. The loop shares the facts that the other ranks need in explicit collective calls.
+Rank 0 has a `StoredLineage`, which talks to the store; the other ranks have a `Lineage`, whose methods do nothing. Each
+rank reads tokens by its own `reader`. No method is collective. The loop shares the facts that the other ranks need in
+explicit collective calls.
 """
 
 from __future__ import annotations
@@ -10,10 +11,12 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from agentrl.domain.batches.outline import BatchOutline
 from agentrl.domain.evaluation import Evaluation
-from agentrl.domain.schemas import Batch, ResumePlan, TokenFacts
+from agentrl.domain.schemas import ResumePlan, TokenFacts
 from agentrl.store.training.batch_facts import BatchFacts
 from agentrl.store.training.sample_rows import SampledRollout
+from agentrl.trainer.batches.batch_reader import BatchReader
 from agentrl.trainer.checkpoints.checkpoint import Checkpoint, Ignored, StepRecord
 
 CHECKPOINTED = "checkpointed"
@@ -21,11 +24,12 @@ CHECKPOINTED = "checkpointed"
 
 
 class Lineage:
-    """One trainer epoch of one run, as ranks other than 0 know it: they read nothing and record nothing."""
+    """One trainer epoch of one run, as ranks other than 0 know it: they read tokens and record nothing."""
 
-    def __init__(self, run_id: str = "", epoch: int = 0) -> None:
+    def __init__(self, run_id: str = "", epoch: int = 0, reader: BatchReader | None = None) -> None:
         self.run_id = run_id
         self.epoch = epoch  # counts the trainers of the run; the store refuses writes of all but the newest
+        self.reader = reader  # of this rank
 
     def reconcile(self, checkpoint_step_id: str | None) -> ResumePlan:
         """Bring the store to the checkpoint's step."""
@@ -52,18 +56,18 @@ class Lineage:
         """Whether the run was asked to stop, or has failed elsewhere."""
         return False
 
-    def wait_for_batch(self, step: int, for_s: float, pause: Callable[[float], bool]) -> Batch | None:
+    def wait_for_batch(self, step: int, for_s: float, pause: Callable[[float], bool]) -> BatchOutline | None:
         """The step's batch as soon as enough groups are ready; None after `for_s`, or when told to stop."""
         return None
 
-    def refuse(self, batch: Batch, reasons: Mapping[str, str]) -> None:
+    def refuse(self, batch: BatchOutline, reasons: Mapping[str, str]) -> None:
         """Give a leased batch back; the groups in `reasons` are rejected with their reason."""
 
     def renew_memory_lease(self, lease_s: float) -> bool:
         """Extend the trainer's turn on the engines' GPUs; false when it is over. Does not wait for the database."""
         return False
 
-    def facts(self, batch: Batch) -> BatchFacts:
+    def facts(self, batch: BatchOutline) -> BatchFacts:
         """Facts about a batch from the store: rewards by name, task sources, calls."""
         return BatchFacts(rewards={}, sources={}, calls=0, truncated_calls=0)
 

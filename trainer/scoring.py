@@ -1,34 +1,41 @@
-"""Computes the models' logprobs and values of a batch before its update, and makes samples with advantages from them.
+"""Makes this rank's share of a batch: reads its trajectories, computes the models' logprobs and values before the
+update, and makes samples with advantages from them.
 
-    trajectories ─► logprobs (policy, reference), values (critic) of every loss token ─► advantages ─► samples
+    outlines ─► advantages of returns ─► shares ─► this rank reads its trajectories ─► samples
+                                                      └► logprobs, values ─► advantages of costs or of a critic
 
-Only the quantities that the algorithm needs are computed. Each rank computes a part and then gathers all of them, so
-advantages do not depend on how the batch was cut. T, S: as in packing.py.
+Only the quantities that the algorithm needs are computed. Advantages do not depend on how the batch was cut: what they
+need of all trajectories is in the outlines, or is a sum over ranks. T, S: as in packing.py.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from functools import cached_property
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from agentrl.configs.algorithm import Algorithm
+from agentrl.domain.batches.outline import Credited, Outline
+from agentrl.domain.batches.rank_shares import Cut, cut_outlines, group_tokens, ranks_of
 from agentrl.domain.schemas import Float32, TrajectoryTokens
 from agentrl.trainer.algorithms.advantages import penalized_advantages, token_advantages, turn_advantages
 from agentrl.trainer.algorithms.kl import kl_divergence
 from agentrl.trainer.algorithms.user_functions import AdvantageFunction, user_advantages
+from agentrl.trainer.batches.share import Pack, Share, built, cut_arrays, packs_of
+from agentrl.trainer.batches.step_times import StepTimes
 from agentrl.trainer.distributed import World
 from agentrl.trainer.models.critic import gae_advantages
 from agentrl.trainer.models.run_models import Models
 from agentrl.trainer.models.sharding import reshard
-from agentrl.trainer.packing import Microbatch, Sample, Unit, collate_share, make_units, plan
+from agentrl.trainer.packing import Microbatch, Sample
 
 Scores = list[Float32]
-"""(T,) per trajectory of a batch; 0 at tokens that are not loss tokens."""
+"""(T,) per trajectory of this rank's share; 0 at tokens that are not loss tokens."""
+Read = Callable[[Sequence[int]], Iterable[TrajectoryTokens]]
+"""The trajectories of a batch at some indices, in order."""
 
 
 def make_samples(
@@ -38,12 +45,95 @@ def make_samples(
     budget: int,
     world: World,
     advantage: AdvantageFunction | None = None,
-) -> list[Sample]:
-    """A batch's trajectories with advantages, and with the logprobs and values that the update needs. Collective.
+    minibatches: int = 1,
+) -> Share:
+    """`make_share` of a batch that every rank has. Collective."""
+    return make_share(
+        trajectories,
+        lambda indices: (trajectories[i] for i in indices),
+        algorithm,
+        models,
+        budget,
+        minibatches,
+        world,
+        advantage,
+    )
 
-    `advantage` is the user's function, in place of the algorithm's estimator.
+
+def make_share(
+    batch: Sequence[Credited],
+    read: Read,
+    algorithm: Algorithm,
+    models: Models,
+    budget: int,
+    minibatches: int,
+    world: World,
+    advantage: AdvantageFunction | None = None,
+    times: StepTimes | None = None,
+) -> Share:
+    """This rank's share of a batch: its samples, with advantages, and with the logprobs and values that the update
+    needs. `advantage` is the user's function, in place of the algorithm's estimator. Collective.
     """
-    scorer = Scorer(trajectories, models.policy.budget(budget), world)
+    times = times or StepTimes(world.device)
+    with times.reading("read"):
+        groups, packed = group_tokens(batch), models.policy.budget(budget)
+        user, flags = (None, None) if advantage is None else _of_user(advantage, batch, read, algorithm, world)
+        ranks = planned_ranks(batch, algorithm, minibatches, packed, world.data_size, flags)
+        trained = [i for i, one in enumerate(batch) if one.computed_tokens]
+        by_rank = [[i for i in trained if ranks[i] == rank] for rank in range(world.data_size)]
+        mine = by_rank[world.data_rank]
+        trajectories = list(read(mine))
+    known: list[Float32] | None = None
+    if advantage is not None:
+        known = _dealt(user, by_rank, batch, world)
+    elif not _scored_first(algorithm):
+        turns = turn_advantages(batch, algorithm)
+        known = [token_advantages(t, turns[i]) for i, t in zip(mine, trajectories, strict=True)]
+    return Share(_scored(batch, trajectories, known, algorithm, models, packed, world, times), mine, groups)
+
+
+def planned_ranks(
+    batch: Sequence[Credited],
+    algorithm: Algorithm,
+    minibatches: int,
+    budget: int,
+    ranks: int,
+    teaches: Sequence[bool] | None = None,
+) -> list[int]:
+    """The rank that trains each trajectory. `teaches` says which have an advantage, where a function of the user
+    computes them. Before advantages that need logprobs or values, every group counts as one that teaches.
+    """
+    teaching = {one.group_id for one in batch}
+    if teaches is None and not (algorithm.trains_every_token or _scored_first(algorithm)):
+        turns = turn_advantages(batch, algorithm)
+        teaches = [bool(a[one.turn_tokens > 0].any()) for one, a in zip(batch, turns, strict=True)]
+    if teaches is not None and not algorithm.trains_every_token:
+        teaching = {one.group_id for one, does in zip(batch, teaches, strict=True) if does}
+    return ranks_of(batch, _cut(batch), teaching, ranks=ranks, minibatches=minibatches, budget=budget)
+
+
+def _scored_first(algorithm: Algorithm) -> bool:
+    """Whether advantages need logprobs or values of the models."""
+    return algorithm.needs_critic or (algorithm.needs_reference and algorithm.kl == "reward")
+
+
+def _cut(batch: Sequence[Credited]) -> Cut:
+    outlines = [one for one in batch if isinstance(one, Outline)]
+    return cut_outlines(outlines) if outlines else cut_arrays([t for t in batch if isinstance(t, TrajectoryTokens)])
+
+
+def _scored(
+    batch: Sequence[Credited],
+    trajectories: Sequence[TrajectoryTokens],
+    advantages: Sequence[Float32] | None,
+    algorithm: Algorithm,
+    models: Models,
+    budget: int,
+    world: World,
+    times: StepTimes,
+) -> list[Sample]:
+    """This rank's samples; `advantages` are None where they depend on logprobs or values. Collective."""
+    scorer = Scorer(trajectories, budget, world, times)
     reference = logprobs = values = targets = costs = None
     if algorithm.needs_reference:
         assert models.reference is not None
@@ -53,23 +143,53 @@ def make_samples(
             logprobs = scorer.score(lambda m: models.policy(m)[0])
             reshard(models.policy)
             costs = [_cost(a, b, algorithm) for a, b in zip(logprobs, reference, strict=True)]
-    if advantage is not None:
-        function = advantage
-        advantages = world.from_leader(lambda: user_advantages(function, trajectories, algorithm))
-    elif algorithm.needs_critic:
+    if advantages is None and algorithm.needs_critic:
         assert models.critic is not None
         values = scorer.score(models.critic.critic)
         reshard(models.critic.critic)
-        advantages, targets = gae_advantages(trajectories, algorithm, values, costs)
-    elif costs is not None:
-        advantages = penalized_advantages(trajectories, algorithm, costs)
-    else:
-        turns = turn_advantages(trajectories, algorithm)
-        advantages = [token_advantages(t, a) for t, a in zip(trajectories, turns, strict=True)]
+        advantages, targets = gae_advantages(trajectories, algorithm, values, costs, batch, world.total)
+    elif advantages is None:
+        assert costs is not None
+        advantages = penalized_advantages(trajectories, algorithm, costs, batch, world.total)
     return [
         Sample(t, advantages[i], *(scores[i] if scores else None for scores in (logprobs, reference, values, targets)))
         for i, t in enumerate(trajectories)
     ]
+
+
+def _of_user(
+    function: AdvantageFunction,
+    batch: Sequence[Credited],
+    read: Read,
+    algorithm: Algorithm,
+    world: World,
+) -> tuple[list[Float32] | None, list[bool]]:
+    """On rank 0, which reads the whole batch for it, the (T,) advantages of the user's function; on every rank, which
+    trajectories they teach. Collective.
+    """
+    found: list[Float32] = []
+
+    def work() -> list[bool]:
+        trajectories = list(read(range(len(batch))))
+        found.extend(user_advantages(function, trajectories, algorithm))
+        return [bool(a[t.loss_mask].any()) for a, t in zip(found, trajectories, strict=True)]
+
+    flags: list[bool] = world.from_leader(work)
+    return (found if world.leads else None), flags
+
+
+def _dealt(
+    whole: Sequence[Float32] | None, by_rank: Sequence[Sequence[int]], batch: Sequence[Credited], world: World
+) -> list[Float32]:
+    """The advantages of this rank's share, from rank 0, which has those of the `whole` batch. Collective."""
+    mine: list[Float32] = []
+    for rank, indices in enumerate(by_rank):
+        lengths = [batch[i].length for i in indices]
+        flat = np.concatenate([np.empty(0, np.float32), *(whole[i] for i in indices)]) if whole is not None else None
+        sent = world.broadcast(flat, sum(lengths))
+        if rank == world.data_rank:
+            mine = np.split(sent, np.cumsum(lengths)[:-1]) if lengths else []
+    return mine
 
 
 def _cost(logprobs_T: Float32, reference_T: Float32, algorithm: Algorithm) -> Float32:
@@ -80,32 +200,28 @@ def _cost(logprobs_T: Float32, reference_T: Float32, algorithm: Algorithm) -> Fl
 
 
 class Scorer:
-    """A batch's microbatches on this rank, made once, for several forward passes without gradients."""
+    """The microbatches of this rank's share, for several forward passes without gradients."""
 
-    def __init__(self, trajectories: Sequence[TrajectoryTokens], budget: int, world: World) -> None:
+    def __init__(
+        self, trajectories: Sequence[TrajectoryTokens], budget: int, world: World, times: StepTimes | None = None
+    ) -> None:
         self._samples = [Sample(t, np.zeros(len(t.input_ids), np.float32)) for t in trajectories]
-        self._budget, self._world = budget, world
-
-    @cached_property
-    def _planned(self) -> list[list[list[Unit]]]:
-        """Units by rank and microbatch."""
-        units = make_units(self._samples, self._budget)
-        minibatches = plan(units, ranks=self._world.data_size, minibatches=1, budget=self._budget)
-        return minibatches[0] if minibatches else [[]] * self._world.data_size
-
-    @cached_property
-    def _microbatches(self) -> list[Microbatch]:
-        mine = collate_share(self._planned, self._world.data_rank, self._budget)
-        return [m.to(self._world.device) for m in mine]
+        self._budget, self._world, self._times = budget, world, times or StepTimes(world.device)
+        self._packs: list[Pack] | None = None
 
     @torch.no_grad()
     def score(self, model: Callable[[Microbatch], Tensor]) -> Scores:
-        """The output of `model`, (P,) per prediction, at every loss token of the batch. Collective."""
-        mine = [model(m)[m.predictions_S].float() for m in self._microbatches]
-        joined = self._world.gather(torch.cat(mine) if mine else torch.empty(0)).numpy()
-        at, found = 0, {}
-        for sample in (s for rank in self._planned for units in rank for u in units for s in u.samples):
-            mask = sample.tokens.loss_mask
-            scores = found[id(sample)] = np.zeros(len(mask), np.float32)
-            scores[mask] = joined[at : (at := at + int(mask.sum()))]
-        return [found.get(id(s), s.advantages) for s in self._samples]
+        """The output of `model`, (P,) per prediction, at every loss token of the share. Collective."""
+        if self._packs is None:
+            with self._times.reading("build"):
+                (self._packs,) = packs_of([self._samples], self._budget, self._world)
+        found: dict[int, Float32] = {}
+        for pack, m in built(self._packs, self._world.device, self._times, last=False):
+            with self._times.reading("forward"):
+                of_predictions = model(m)
+            scores_S, at = of_predictions[m.predictions_S].float().cpu().numpy(), 0
+            for sample in pack.samples:
+                mask = sample.tokens.loss_mask
+                scores = found[id(sample)] = np.zeros(len(mask), np.float32)
+                scores[mask] = scores_S[at : (at := at + int(np.count_nonzero(mask)))]
+        return [found[id(s)] for s in self._samples]

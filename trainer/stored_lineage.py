@@ -9,8 +9,9 @@ from typing import Any
 
 from agentrl.configs.run_config import RunConfig
 from agentrl.configs.trainer_config import Auto
+from agentrl.domain.batches.outline import BatchOutline
 from agentrl.domain.evaluation import Evaluation
-from agentrl.domain.schemas import Batch, Json, ResumePlan, StepState, TokenFacts
+from agentrl.domain.schemas import Json, ResumePlan, StepState, TokenFacts
 from agentrl.errors import UserError
 from agentrl.store import Connection, Database, evaluation_episodes, events, runs
 from agentrl.store.db.codec import new_id
@@ -27,6 +28,8 @@ from agentrl.store.training import (
 )
 from agentrl.store.training.batch_facts import BatchFacts
 from agentrl.store.training.sample_rows import SampledRollout
+from agentrl.trainer.batches.batch_reader import BatchReader
+from agentrl.trainer.batches.token_cache import TokenCache
 from agentrl.trainer.checkpoints.checkpoint import Checkpoint, Ignored, StepRecord
 from agentrl.trainer.run_lineage import CHECKPOINTED, Lineage
 
@@ -43,7 +46,7 @@ class StoredLineage(Lineage):
     """
 
     def __init__(self, database: Database, run_id: str, epoch: int, config: RunConfig) -> None:
-        super().__init__(run_id, epoch)
+        super().__init__(run_id, epoch, reader_of(database, config))
         self.database = database
         self.config = config
 
@@ -92,7 +95,7 @@ class StoredLineage(Lineage):
         """Whether the run was asked to stop, or has failed elsewhere."""
         return self.database.query(runs.get, self.run_id).status in ("stopping", "failed")
 
-    def wait_for_batch(self, step: int, for_s: float, pause: Callable[[float], bool]) -> Batch | None:
+    def wait_for_batch(self, step: int, for_s: float, pause: Callable[[float], bool]) -> BatchOutline | None:
         """The step's batch as soon as enough groups are ready; None after `for_s`, or when told to stop."""
         trainer = self.config.trainer
         until = time.monotonic() + for_s
@@ -109,12 +112,12 @@ class StoredLineage(Lineage):
                 skip_tied=trainer.algorithm.dynamic_sampling,
             )
             if step_id is not None:
-                return self.database.query(steps.batch, step_id)
+                return self.database.query(steps.outlined, step_id)
             if pause(POLL_S):
                 return None
         return None
 
-    def refuse(self, batch: Batch, reasons: Mapping[str, str]) -> None:
+    def refuse(self, batch: BatchOutline, reasons: Mapping[str, str]) -> None:
         """Give a leased batch back; the groups in `reasons` are rejected with their reason."""
         self.database.transact(steps.refuse, self.run_id, self.epoch, batch.step_id, reasons)
 
@@ -123,7 +126,7 @@ class StoredLineage(Lineage):
         with self.database.write() as conn:
             return memory_leases.renew(conn, self.run_id, self.epoch, lease_s)
 
-    def facts(self, batch: Batch) -> BatchFacts:
+    def facts(self, batch: BatchOutline) -> BatchFacts:
         """Facts about a batch from the store: rewards by name, task sources, calls."""
         return self.database.query(batch_facts.read, batch.step_id)
 
@@ -224,6 +227,16 @@ class StoredLineage(Lineage):
     def finish(self) -> None:
         """Record that the run has all of its steps."""
         self.database.transact(steps.finish, self.run_id, self.epoch)
+
+
+def reading_lineage(database: Database, config: RunConfig) -> Lineage:
+    """The lineage of a rank other than 0. Raises UserError for an unknown run."""
+    return Lineage(database.query(runs.by_name, config.name).id, reader=reader_of(database, config))
+
+
+def reader_of(database: Database, config: RunConfig) -> BatchReader:
+    """The reader of one rank."""
+    return BatchReader(database, TokenCache(config.trainer.read_ahead_bytes))
 
 
 def _was_checkpointed(step: Any, checkpoint_every: int | Auto) -> bool:

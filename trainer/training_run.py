@@ -14,7 +14,7 @@ are leased again, and a version that was saved but not published is published fi
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -25,20 +25,25 @@ import torch
 from agentrl.configs.run_config import RunConfig
 from agentrl.domain import evaluation
 from agentrl.domain.evaluation import Evaluation
-from agentrl.domain.schemas import Batch, TokenFacts, TrainedBatch, TrajectoryTokens
+from agentrl.domain.schemas import TokenFacts, TrainedBatch
 from agentrl.errors import NonFiniteError, UserError
 from agentrl.trainer.algorithms.user_functions import AdvantageFunction, Functions, LossFunction
+from agentrl.trainer.batches.advantage_facts import gather_facts
+from agentrl.trainer.batches.leased_batch import LeasedBatch
+from agentrl.trainer.batches.share import Share
+from agentrl.trainer.batches.step_times import StepTimes
 from agentrl.trainer.checkpoints.checkpoint import StepRecord
-from agentrl.trainer.distributed import HEARTBEAT_S, World
+from agentrl.trainer.distributed import World
 from agentrl.trainer.learning_rate import learning_rate, set_learning_rate
 from agentrl.trainer.metrics.batch_metrics import Metrics, finite
 from agentrl.trainer.metrics.fact_collector import FactCollector, chosen
 from agentrl.trainer.models.run_models import after_step, make_models
 from agentrl.trainer.nonfinite import NonFinite
 from agentrl.trainer.optimizer import make_optimizer
-from agentrl.trainer.packing import Sample
 from agentrl.trainer.publish.publish_client import Publisher
-from agentrl.trainer.run import gpu_turn, over_budget, step_checkpoint
+from agentrl.trainer.run import gpu_turn, step_checkpoint
+from agentrl.trainer.run.batch_lease import ShouldAccept, next_batch
+from agentrl.trainer.run.next_share import read_ahead
 from agentrl.trainer.run.publish_step import publish
 from agentrl.trainer.run.resume import resume
 from agentrl.trainer.run.saved_step import Saved, remove_old, save
@@ -48,19 +53,13 @@ from agentrl.trainer.run.stored_checkpoints import stored_checkpoints, stored_we
 from agentrl.trainer.run.trainer_start import started
 from agentrl.trainer.run.trainer_state import Trainer, say
 from agentrl.trainer.run_lineage import Lineage
-from agentrl.trainer.scoring import make_samples
+from agentrl.trainer.scoring import make_share
 from agentrl.trainer.stop import Stop
 from agentrl.trainer.update import update_policy
 from agentrl.trainer.weights import model_export
 from agentrl.trainer.weights.saved_models import SavedModels
 
 POLL_S = 1.0
-LONGEST_REASON = 100
-NOT_ACCEPTED = "should_accept"
-"""The reason of a group for which `should_accept` returned false."""
-
-ShouldAccept = Callable[[Sequence[TrajectoryTokens]], bool | str]
-"""Gets a group's trajectories; returns whether they train, or the reason why not. Called on rank 0, maybe again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +77,7 @@ class TrainingRun:
 
     def __init__(self, t: Trainer) -> None:
         self._t = t
-        self._leased: tuple[Batch, float] | None = None  # with the seconds waited for it
+        self._leased: tuple[LeasedBatch, float] | None = None  # with the seconds waited for it
         self._updated: Updated | None = None
         self._saved: Saved | None = None
         self.stopped = False  # told to stop: `prepare_batch` returns None from now on
@@ -108,7 +107,7 @@ class TrainingRun:
         """Whether the run has all of its steps."""
         return self._t.step >= self._t.config.steps
 
-    def prepare_batch(self, should_accept: ShouldAccept | None = None) -> Batch | None:
+    def prepare_batch(self, should_accept: ShouldAccept | None = None) -> LeasedBatch | None:
         """Wait for the next step's batch: whole groups, within the staleness limit. None when the run has all of its
         steps or is told to stop.
 
@@ -127,7 +126,7 @@ class TrainingRun:
         return batch
 
     def update(
-        self, batch: Batch, *, loss: LossFunction | None = None, advantage: AdvantageFunction | None = None
+        self, batch: LeasedBatch, *, loss: LossFunction | None = None, advantage: AdvantageFunction | None = None
     ) -> Metrics:
         """Train on the batch of `prepare_batch`; returns the step's metrics. Nothing is durable before `save`.
 
@@ -140,20 +139,23 @@ class TrainingRun:
         if advantage is not None and config.algorithm.needs_critic:
             raise UserError("update: advantage cannot be used with estimator gae")
         functions = Functions(loss=loss or t.functions.loss, advantage=advantage or t.functions.advantage)
+        times = StepTimes(t.world.device, waited_s)
         with profiled(t, batch.step):
-            samples, metrics, facts = learn(t, batch, functions)
+            share, metrics, facts = learn(t, batch, functions, times)
         updated = time.time()
+        times.train_s = updated - start
+        advantages = gather_facts(share, len(batch.outlines), t.world)
         record = StepRecord(
             step=batch.step,
             version=t.world.share(t.lineage.next_version()),
             batch=TrainedBatch(
                 step_id=batch.step_id,
-                digest=batch.digest(),
+                digest=batch.digest(t.world),
                 estimator=config.algorithm.preset,
-                wasted_tokens=batch.wasted_tokens,
-                trained=trained_trajectories(batch, samples),
+                wasted_tokens=batch.outline.wasted_tokens,
+                trained=trained_trajectories(batch.outline, advantages),
             ),
-            metrics=finite(step_metrics(t, batch, samples, metrics, waited_s, updated - start)),
+            metrics=finite(step_metrics(t, batch, share, advantages, metrics, times)),
         )
         self._leased, self._updated = None, Updated(record, facts.gathered(t.world), start, updated)
         return dict(record.metrics)
@@ -246,7 +248,7 @@ def opened(
         say(t, f"every sequence is computed by itself, which is slower: {t.policy.unpacked}")
     resume(t)
     run = TrainingRun(t)
-    with sinks_of(t), closing_turns(t):
+    with sinks_of(t), closing(t):
         yield run
         step_checkpoint.finish_all(t)
         if not run.finished:
@@ -260,31 +262,46 @@ def opened(
 
 
 @contextmanager
-def closing_turns(t: Trainer) -> Iterator[None]:
-    """Stop renewing the lease on the engines' GPUs when the block ends, also within a step."""
+def closing(t: Trainer) -> Iterator[None]:
+    """Stop this rank's threads when the block ends, also within a step."""
     try:
         yield
     finally:
         gpu_turn.stop(t)
+        if t.ahead is not None:
+            t.ahead.stop()
 
 
-def learn(t: Trainer, batch: Batch, functions: Functions) -> tuple[list[Sample], Metrics, FactCollector]:
-    """Update the models from a batch; returns its samples with advantages, the metrics of the update, and the facts of
-    tokens on this rank. Collective.
+def learn(
+    t: Trainer, batch: LeasedBatch, functions: Functions, times: StepTimes
+) -> tuple[Share, Metrics, FactCollector]:
+    """Update the models from a batch; returns this rank's share with advantages, the metrics of the update, and the
+    facts of tokens on this rank. Collective.
     """
     config = t.config.trainer
-    samples = make_samples(
-        batch.trajectories, config.algorithm, t.models, config.token_budget, t.world, functions.advantage
+    share = make_share(
+        batch.outlines,
+        batch.read,
+        config.algorithm,
+        t.models,
+        config.token_budget,
+        config.minibatches,
+        t.world,
+        functions.advantage,
+        times,
     )
+    t.ahead = t.ahead or read_ahead(t)
+    t.ahead.start()
     lr = learning_rate(batch.step, t.config.steps, config)
     set_learning_rate(t.optimizer, lr)
     if t.models.critic:
         set_learning_rate(t.models.critic.optimizer, config.critic_lr * lr / config.lr)
-    facts = FactCollector(chosen(batch, config.token_facts), config.algorithm, own_loss=functions.loss is not None)
+    chosen_ids = chosen(batch.outline, config.token_facts)
+    facts = FactCollector(chosen_ids, config.algorithm, own_loss=functions.loss is not None)
     metrics = update_policy(
         t.policy,
         t.optimizer,
-        samples,
+        share,
         batch.version,
         batch.ages,
         config,
@@ -293,43 +310,10 @@ def learn(t: Trainer, batch: Batch, functions: Functions) -> tuple[list[Sample],
         partial(on_nonfinite, t, batch.step),
         functions.loss,
         facts,
+        times,
     )
     after_step(t.models, batch.step, config)
-    return samples, metrics | {"lr": lr}, facts
-
-
-def next_batch(t: Trainer, should_accept: ShouldAccept | None = None) -> tuple[Batch | None, float]:
-    """The next step's batch and the seconds waited for it; None when told to stop. Collective."""
-    start = time.time()
-    while True:
-        step_checkpoint.collect(t, wait=False)
-        stopping = t.stop.is_set() or t.lineage.is_stopping()
-        batch = None if stopping else t.lineage.wait_for_batch(t.step + 1, HEARTBEAT_S, t.stop.wait)
-        if batch is not None:
-            reasons = refused(batch, should_accept) if should_accept is not None else {}
-            if reasons := over_budget.refused_groups(t, batch.trajectories) | reasons:
-                t.lineage.refuse(batch, reasons)
-                batch = None
-        batch, stopping = t.world.share((batch, stopping))
-        if stopping:
-            return None, 0.0
-        if batch is not None:
-            end = time.time()
-            t.lineage.record("wait_for_batch", start, end, step=batch.step)
-            return batch, end - start
-
-
-def refused(batch: Batch, should_accept: ShouldAccept) -> dict[str, str]:
-    """Group → the reason why `should_accept` refuses it."""
-    groups: dict[str, list[TrajectoryTokens]] = {}
-    for trajectory in batch.trajectories:
-        groups.setdefault(trajectory.group_id, []).append(trajectory)
-    verdicts = {group_id: should_accept(trajectories) for group_id, trajectories in groups.items()}
-    return {
-        group_id: (said[:LONGEST_REASON] if isinstance(said, str) else "") or NOT_ACCEPTED
-        for group_id, said in verdicts.items()
-        if isinstance(said, str) or not said
-    }
+    return share, metrics | {"lr": lr}, facts
 
 
 def on_nonfinite(t: Trainer, step: int, found: NonFinite) -> None:

@@ -13,16 +13,17 @@ A batch without any advantage changes nothing.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import torch
 
-from agentrl.configs.algorithm import Algorithm
 from agentrl.configs.trainer_config import TrainerConfig
 from agentrl.trainer.algorithms.aggregation import Totals
 from agentrl.trainer.algorithms.corrections import second_moment_limit, under_limit
 from agentrl.trainer.algorithms.user_functions import LossFunction
+from agentrl.trainer.batches.share import Pack, Share, built, minibatch_packs, share_of
+from agentrl.trainer.batches.step_times import StepTimes
 from agentrl.trainer.distributed import World
 from agentrl.trainer.forward_pass import Passes, value_loss
 from agentrl.trainer.metrics.batch_metrics import Metrics
@@ -35,17 +36,17 @@ from agentrl.trainer.models.policy import Body, Policy
 from agentrl.trainer.models.sharding import backward, reshard
 from agentrl.trainer.nonfinite import NonFinite, OnNonFinite, culprits, stop
 from agentrl.trainer.optimizer import clip_gradients
-from agentrl.trainer.packing import Microbatch, Sample, Unit, collate_share, make_units, plan
+from agentrl.trainer.packing import Microbatch, Sample
 from agentrl.trainer.parallel.tensor_parallel import average_replicated
 from agentrl.trainer.recurrence.carrying import carriers
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """A step's microbatches on this rank."""
+    """A step's microbatches on this rank, before their tensors are made."""
 
-    minibatches: list[list[Microbatch]]  # of groups that the gradient depends on
-    silent: list[Microbatch]  # of groups without any advantage: they count in means
+    minibatches: list[list[Pack]]  # of groups that the gradient depends on
+    silent: list[Pack]  # of groups without any advantage: they count in means
     silent_totals: Totals  # over all ranks
 
 
@@ -63,12 +64,17 @@ class Update:
     grad_norms: dict[str, list[float]] = field(default_factory=dict)  # by metric name
     skipped: int = 0  # minibatches that were not finite
     token_facts: FactCollector | None = None
+    times: StepTimes = field(kw_only=True)
 
     @property
     def models(self) -> list[tuple[str, Body, torch.optim.Optimizer]]:
         """For each model that learns: the name of its gradient norm's metric, the model, its optimizer."""
         critic = [("value_grad_norm", self.learner.critic, self.learner.optimizer)] if self.learner else []
         return [("grad_norm", self.passes.policy, self.optimizer), *critic]
+
+    def built(self, packs: Iterable[Pack], *, last: bool = True) -> Iterator[tuple[Pack, Microbatch]]:
+        """As share.built, on this rank's device."""
+        return built(packs, self.world.device, self.times, last=last)
 
     def add(self, stats: StepStats) -> None:
         """Add a minibatch whose figures are finite."""
@@ -80,7 +86,7 @@ class Update:
 def update_policy(
     policy: Policy,
     optimizer: torch.optim.Optimizer,
-    samples: Sequence[Sample],
+    samples: Share | Sequence[Sample],
     version: int,
     ages: Mapping[int, int],
     config: TrainerConfig,
@@ -89,52 +95,45 @@ def update_policy(
     on_nonfinite: OnNonFinite = stop,
     loss: LossFunction | None = None,
     token_facts: FactCollector | None = None,
+    times: StepTimes | None = None,
 ) -> Metrics:
-    """Train on `samples`, sampled by weights up to `version`; `ages` maps each version that sampled them to its age.
-    `loss` is the user's, in place of the algorithm's. `token_facts` gets the tokens of finite minibatches.
+    """Train on samples, sampled by weights up to `version`; `ages` maps each version that sampled them to its age.
+    `samples` is this rank's share of them, or all samples on every rank. `loss` is the user's, in place of the
+    algorithm's. `token_facts` gets the tokens of finite minibatches, and `times` the time of each part.
 
     A minibatch whose loss or gradient is not finite changes nothing and enters no metric: `on_nonfinite` is called with
     the `NonFinite`, and may raise. Returns the metrics, equal on every rank. Collective.
     """
+    budget = policy.budget(config.token_budget)
+    share = (
+        samples
+        if isinstance(samples, Share)
+        else share_of(samples, config.algorithm, config.minibatches, budget, world)
+    )
     if token_facts is not None:
-        samples = token_facts.marked(samples)
+        share = replace(share, samples=token_facts.marked(share.samples))
     passes = Passes(policy, config.algorithm, version, ages, loss, config.router_aux_loss_coef)
-    update = Update(passes, optimizer, learner, config, world, on_nonfinite, token_facts=token_facts)
-    work = plan_update(samples, policy.budget(config.token_budget), config, world)
-    score(update, work, has_proximal=samples[0].proximal is not None)
+    times = times or StepTimes(world.device)
+    update = Update(passes, optimizer, learner, config, world, on_nonfinite, token_facts=token_facts, times=times)
+    with times.reading("build"):
+        work = plan_update(share, budget, config, world)
+    score(update, work)
     learn(update, work)
-    return _metrics(update, samples)
+    return _metrics(update, share)
 
 
 # -- plan -------------------------------------------------------------------------------------------------------------
 
 
-def plan_update(samples: Sequence[Sample], budget: int, config: TrainerConfig, world: World) -> Plan:
+def plan_update(share: Share, budget: int, config: TrainerConfig, world: World) -> Plan:
     """Pack groups into this rank's microbatches of at most `budget` tokens. Collective."""
-    units = make_units(samples, budget)
-    teaching = _teaching_groups(samples, config.algorithm)
-    minibatches = _microbatches([u for u in units if u.group_id in teaching], config.minibatches, budget, world)
-    silent = _microbatches([u for u in units if u.group_id not in teaching], 1, budget, world)
-    flat = [m for microbatches in silent for m in microbatches]
-    return Plan(minibatches, flat, _totals(flat, world))
+    minibatches, silent = minibatch_packs(share, config.algorithm, config.minibatches, budget, world)
+    return Plan(minibatches, silent, _totals(silent, world))
 
 
-def _teaching_groups(samples: Sequence[Sample], algorithm: Algorithm) -> set[str]:
-    """Groups that the gradient depends on. Always whole groups, however they are cut into units."""
-    return {
-        s.tokens.group_id for s in samples if algorithm.trains_every_token or s.advantages[s.tokens.loss_mask].any()
-    }
-
-
-def _microbatches(units: Sequence[Unit], minibatches: int, budget: int, world: World) -> list[list[Microbatch]]:
-    """This rank's microbatches, per minibatch."""
-    planned = plan(units, ranks=world.data_size, minibatches=minibatches, budget=budget)
-    return [[m.to(world.device) for m in collate_share(by_rank, world.data_rank, budget)] for by_rank in planned]
-
-
-def _totals(microbatches: Iterable[Microbatch], world: World) -> Totals:
+def _totals(packs: Iterable[Pack], world: World) -> Totals:
     """Loss tokens and trajectories, over all ranks. Collective."""
-    mine = [(len(m.advantages_S), m.sequences) for m in microbatches]
+    mine = [(pack.loss_tokens, len(pack.samples)) for pack in packs]
     counted = world.total({"tokens": float(sum(t for t, _ in mine)), "sequences": float(sum(s for _, s in mine))})
     return Totals(**counted)
 
@@ -143,15 +142,19 @@ def _totals(microbatches: Iterable[Microbatch], world: World) -> Totals:
 
 
 @torch.no_grad()
-def score(update: Update, work: Plan, *, has_proximal: bool) -> None:
+def score(update: Update, work: Plan) -> None:
     """Count the silent groups and, where several minibatches need them, compute proximal logprobs. Collective."""
     passes, silent = update.passes, StepStats()
-    for m in work.silent:
-        passes.loss(m, work.silent_totals, 0.0, silent)
-    if len(work.minibatches) > 1 and passes.algorithm.proximal == "recompute" and not has_proximal:
-        for microbatches in work.minibatches:
-            for m in microbatches:
-                m.proximal_S = passes.logprobs(m)
+    for _, m in update.built(work.silent):
+        with update.times.reading("forward"):
+            passes.loss(m, work.silent_totals, 0.0, silent)
+    algorithm = passes.algorithm
+    known = algorithm.needs_reference and algorithm.kl == "reward"  # scoring.py has computed them
+    if len(work.minibatches) > 1 and algorithm.proximal == "recompute" and not known:
+        for packs in work.minibatches:
+            for pack, m in update.built(packs, last=False):
+                with update.times.reading("forward"):
+                    pack.proximal_S = passes.logprobs(m)
     if _is_finite(update, silent, {}, "groups without advantage"):
         update.add(silent)
     else:
@@ -165,19 +168,12 @@ def learn(update: Update, work: Plan) -> None:
     """Make one optimizer step for each minibatch, unless it is not finite. Collective."""
     count = len(work.minibatches)
     update.grad_norms = {name: [] for name, *_ in update.models}
-    for done, microbatches in enumerate(work.minibatches):
-        totals = _plus(_totals(microbatches, update.world), work.silent_totals, 1 / count)
-        _mask_outliers(update, microbatches)
-        stats = _accumulate_gradients(update, microbatches, totals, done / count)
-        for _, model, _ in update.models:
-            average_replicated(model, update.world.mesh)
-        norms = {name: clip_gradients(model, update.config.grad_clip) for name, model, _ in update.models}
-        finite = _is_finite(update, stats, norms, f"minibatch {done + 1} of {count}")
-        for name, _, optimizer in update.models:
-            if finite:
-                optimizer.step()
-                update.grad_norms[name].append(norms[name])
-            optimizer.zero_grad(set_to_none=True)
+    for done, packs in enumerate(work.minibatches):
+        totals = _plus(_totals(packs, update.world), work.silent_totals, 1 / count)
+        _mask_outliers(update, packs)
+        stats = _accumulate_gradients(update, packs, totals, done / count)
+        with update.times.reading("update"):
+            finite = _apply_gradients(update, stats, f"minibatch {done + 1} of {count}")
         if finite:
             update.add(stats)
         else:
@@ -186,18 +182,37 @@ def learn(update: Update, work: Plan) -> None:
         reshard(model)  # the optimizer and checkpoints know shards
 
 
-def _accumulate_gradients(
-    update: Update, microbatches: Sequence[Microbatch], totals: Totals, progress: float
-) -> StepStats:
+def _apply_gradients(update: Update, stats: StepStats, where: str) -> bool:
+    """Clip the gradients and make the optimizers' steps, unless something is not finite; returns whether all was
+    finite. Collective.
+    """
+    for _, model, _ in update.models:
+        average_replicated(model, update.world.mesh)
+    norms = {name: clip_gradients(model, update.config.grad_clip) for name, model, _ in update.models}
+    finite = _is_finite(update, stats, norms, where)
+    for name, _, optimizer in update.models:
+        if finite:
+            optimizer.step()
+            update.grad_norms[name].append(norms[name])
+        optimizer.zero_grad(set_to_none=True)
+    return finite
+
+
+def _accumulate_gradients(update: Update, packs: Sequence[Pack], totals: Totals, progress: float) -> StepStats:
     """Forward and backward of a minibatch's microbatches. Collective."""
-    stats, algorithm = StepStats(), update.passes.algorithm
-    for i, m in enumerate(microbatches, 1):
-        more = update.config.keep_gathered and i < len(microbatches)
-        loss = update.passes.loss(m, totals, progress, stats)
-        backward(update.passes.policy, loss, update.world, more=more)
+    stats, algorithm, times = StepStats(), update.passes.algorithm, update.times
+    for i, (_, m) in enumerate(update.built(packs), 1):
+        more = update.config.keep_gathered and i < len(packs)
+        with times.reading("forward"):
+            loss = update.passes.loss(m, totals, progress, stats)
+        with times.reading("backward"):
+            backward(update.passes.policy, loss, update.world, more=more)
         if update.learner:
             critic = update.learner.critic
-            backward(critic, value_loss(critic, m, totals, algorithm.value_clip, stats), update.world, more=more)
+            with times.reading("forward"):
+                loss = value_loss(critic, m, totals, algorithm.value_clip, stats)
+            with times.reading("backward"):
+                backward(critic, loss, update.world, more=more)
     return stats
 
 
@@ -206,15 +221,18 @@ def _plus(totals: Totals, rest: Totals, share: float) -> Totals:
 
 
 @torch.no_grad()
-def _mask_outliers(update: Update, microbatches: Sequence[Microbatch]) -> None:
+def _mask_outliers(update: Update, packs: Sequence[Pack]) -> None:
     """Set `keep_S` where the algorithm limits the second moment over the whole minibatch. Collective."""
     threshold = update.passes.algorithm.m2_threshold
     if threshold is None:
         return
-    log_ratios = [update.passes.logprobs(m) - m.behavior_S for m in microbatches]
+    log_ratios = []
+    for _, m in update.built(packs, last=False):
+        with update.times.reading("forward"):
+            log_ratios.append(update.passes.logprobs(m) - m.behavior_S)
     limit = second_moment_limit(update.world.gather(torch.cat(log_ratios)), threshold)
-    for m, log_ratio_S in zip(microbatches, log_ratios, strict=True):
-        m.keep_S = under_limit(log_ratio_S, limit)
+    for pack, log_ratio_S in zip(packs, log_ratios, strict=True):
+        pack.keep_S = under_limit(log_ratio_S, limit)
 
 
 def _is_finite(update: Update, stats: StepStats, norms: Mapping[str, float], where: str) -> bool:
@@ -234,7 +252,7 @@ def _is_finite(update: Update, stats: StepStats, norms: Mapping[str, float], whe
 # -- metrics ----------------------------------------------------------------------------------------------------------
 
 
-def _metrics(update: Update, samples: Sequence[Sample]) -> Metrics:
+def _metrics(update: Update, share: Share) -> Metrics:
     """The metrics of the whole update. Collective."""
     policy, algorithm = update.passes.policy, update.passes.algorithm
     metrics = update.stats.metrics(
@@ -243,7 +261,7 @@ def _metrics(update: Update, samples: Sequence[Sample]) -> Metrics:
     if policy.routing is not None:
         metrics |= update.stats.routing_metrics(update.world, balances=update.config.router_aux_loss_coef > 0)
     if update.learner:
-        metrics["explained_variance"] = explained_variance(samples)
+        metrics["explained_variance"] = explained_variance(share.samples, update.world.total)
     return (
         metrics
         | {name: mean(norms) for name, norms in update.grad_norms.items()}

@@ -70,7 +70,7 @@ def trainer(
     from agentrl.trainer.run.trainer_start import compared_dtype
     from agentrl.trainer.run_lineage import Lineage
     from agentrl.trainer.stop import Stop
-    from agentrl.trainer.stored_lineage import StoredLineage
+    from agentrl.trainer.stored_lineage import StoredLineage, reading_lineage
     from agentrl.trainer.torchrun import told
     from agentrl.trainer.training_run import opened
     from agentrl.trainer.user_script import run_script
@@ -88,11 +88,11 @@ def trainer(
             opens = partial(opened, run, model, world, lineage, publisher, stop, from_base=from_base)
             return run_script(run.trainer.script, opens)
 
-        if not world.leads:
-            trained(Lineage(), None)
-            return
         database = Database(database_url(run))
         try:
+            if not world.leads:
+                trained(reading_lineage(database, run), None)
+                return
             if run.publish.verify and compared_dtype(run, world.device) is None:
                 say("publish.verify has no effect: the trainer can compute weight digests only for engines on a CPU")
             publisher = Publisher(url.rstrip("/"), key, stop.wait, config=run.publish, device=world.device)

@@ -135,6 +135,10 @@ class RunConfig(Section):
                 f"publish.lag: {lag} is more than trainer.max_staleness: {bound}: engines would sample tokens that are "
                 "too old to train; lower publish.lag or raise trainer.max_staleness"
             )
+        if lag and self.publish.transport != "disk":
+            raise ValueError(
+                "publish.lag: needs publish.transport: disk, since the other transports reach all engines at once"
+            )
         if lag and self.trainer.lora.publish == "adapter" and self.trainer.lora.rank:
             raise ValueError("publish.lag: needs whole weights; an adapter changes without a pause: set it to 0")
         return self

@@ -139,6 +139,7 @@ CHANGEABLE_OF_TRAINER = (
     "trainer.activation_offload",
     "trainer.keep_gathered",
     "trainer.cpu_offload",
+    "trainer.read_ahead_bytes",
     "trainer.checkpoint_every",
     "trainer.keep_checkpoints",
     "trainer.keep_best",
@@ -208,6 +209,10 @@ class TrainerConfig(UpdateConfig):
     stop_timeout_s: Seconds = 600.0
     """Time after Ctrl-C in which the trainer can finish and save the current step. A second Ctrl-C kills it; a resume
     then repeats the step.
+    """
+    read_ahead_bytes: Annotated[int, Field(ge=0)] = 1 << 30
+    """Memory of each rank for tokens of the next batch, which are read while a step runs; 0: none are. A token has 8
+    bytes, and more with recorded experts.
     """
     checkpoint_every: Positive | Auto = "auto"
     """Steps between durable checkpoints. A resume rolls back the steps after the newest one and trains them again.

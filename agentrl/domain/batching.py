@@ -79,27 +79,31 @@ def line_up(sequences: Sequence[Int32]) -> PrefixTree:
     )
 
 
-def split_by_budget(sequences: Sequence[Int32], budget: int) -> list[list[int]]:
-    """Indices of sequences, in parts whose trees hold at most `budget` tokens; a longer one is a part by itself."""
+def split_by_budget(sequences: Sequence[Int32], budget: int) -> list[tuple[list[int], int]]:
+    """Indices of sequences, in parts whose trees hold at most `budget` tokens, with the tokens of each tree; a longer
+    sequence is a part by itself.
+    """
     if not sequences:
         return []
     order = _sorted(sequences)
-    parts = [order[:1]]
-    used = len(sequences[order[0]])
+    parts = [([order[0]], len(sequences[order[0]]))]
     for previous, i in pairwise(order):
+        part, used = parts[-1]
         new = len(sequences[i]) - common_prefix(sequences[previous], sequences[i])
         if used + new <= budget:
-            parts[-1].append(i)
-            used += new
+            parts[-1] = ([*part, i], used + new)
         else:
-            parts.append([i])
-            used = len(sequences[i])
+            parts.append(([i], len(sequences[i])))
     return parts
 
 
 def _sorted(sequences: Sequence[Int32]) -> list[int]:
-    """Indices of the sequences in lexicographic order, so that sequences with a common prefix are together."""
-    return sorted(range(len(sequences)), key=lambda i: sequences[i].tolist())
+    """Indices of the sequences in lexicographic order, so that sequences with a common prefix are together.
+
+    Bytes of big-endian ids are in the order of the ids, and compare fast.
+    """
+    keys = [np.asarray(ids).astype(">u4").tobytes() for ids in sequences]
+    return sorted(range(len(sequences)), key=keys.__getitem__)
 
 
 def balance(sizes: Sequence[int], bins: int) -> list[list[int]]:

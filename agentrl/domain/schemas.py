@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
@@ -208,9 +209,45 @@ class TrajectoryTokens:
             raise ValueError(f"arrays of a trajectory must share one length, got {sorted(lengths)}")
 
     @property
+    def length(self) -> int:
+        """All tokens."""
+        return len(self.input_ids)
+
+    @property
+    def computed_tokens(self) -> int:
+        """Tokens before the last loss token, which a forward pass needs; 0 without loss tokens."""
+        return int(np.flatnonzero(self.loss_mask)[-1]) if self.loss_mask.any() else 0
+
+    @property
+    def sampled_tokens(self) -> int:
+        """Tokens that the policy sampled."""
+        return int((self.turn_ids >= 0).sum())
+
+    @property
+    def turn_tokens(self) -> Int32:
+        """(n_turns,) loss tokens of each turn."""
+        return np.bincount(self.turn_ids[self.loss_mask], minlength=len(self.turn_returns)).astype(np.int32)
+
+    @property
     def kv_mixed(self) -> Bool:
         """(T,) whether a token was sampled over keys and values that partly older weights computed."""
         return np.isin(self.turn_ids, list(self.kv_mixed_turns))
+
+    def digest(self) -> bytes:
+        """16 bytes over its names, its return and every array. Equal digests mean equal trajectories."""
+        digest = hashlib.blake2b(digest_size=16)
+        self.feed(digest)
+        return digest.digest()
+
+    def feed(self, digest: hashlib.blake2b) -> None:
+        """Add all that a digest is over."""
+        digest.update(f"{self.trajectory_id} {self.episode_id} {self.group_id} {self.episode_return!r}".encode())
+        arrays: list[npt.NDArray[Any]] = [self.input_ids, self.loss_mask, self.logprobs, self.versions, self.turn_ids]
+        arrays += [self.temperatures, self.turn_returns]
+        if self.routed is not None:
+            arrays += [self.routed.ids, self.routed.origins]
+        for array in arrays:
+            digest.update(np.ascontiguousarray(array).reshape(-1).data)
 
     @property
     def masked_outputs(self) -> Bool:
@@ -244,6 +281,17 @@ class TrainedBatch:
     trained: list[TrainedTrajectory]
 
 
+JOINED = "t"
+"""The first character of a batch's digest that is made of its trajectories' digests."""
+
+
+def joined_digest(trajectories: Iterable[bytes]) -> str:
+    """A batch's digest, from those of its trajectories in their order: `JOINED` and 31 hex digits. Ranks that have a
+    part of a batch each compute the parts of it.
+    """
+    return JOINED + hashlib.blake2b(b"".join(trajectories), digest_size=16).hexdigest()[:31]
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Batch:
     """A leased batch: whole groups, oldest first. `version` is the policy's version before the step."""
@@ -256,16 +304,14 @@ class Batch:
     wasted_tokens: int = 0  # sampled and trainable, but too old
 
     def digest(self) -> str:
-        """32 hex digits over every array and number of every trajectory, in order. Equal digests mean equal batches."""
+        """`joined_digest` of its trajectories. Equal digests mean equal batches."""
+        return joined_digest([t.digest() for t in self.trajectories])
+
+    def serial_digest(self) -> str:
+        """32 hex digits over the same bytes, in one hash: the digest of steps of earlier releases."""
         digest = hashlib.blake2b(digest_size=16)
         for t in self.trajectories:
-            names = f"{t.trajectory_id} {t.episode_id} {t.group_id} {t.episode_return!r}"
-            digest.update(names.encode())
-            for array in (t.input_ids, t.loss_mask, t.logprobs, t.versions, t.turn_ids, t.temperatures, t.turn_returns):
-                digest.update(array.tobytes())
-            if t.routed is not None:
-                digest.update(t.routed.ids.tobytes())
-                digest.update(t.routed.origins.tobytes())
+            t.feed(digest)
         return digest.hexdigest()
 
 

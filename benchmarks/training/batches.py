@@ -115,7 +115,7 @@ def count(samples: list[Sample], minibatches: int, budget: int) -> Counts:
     distinct = 0
     for part in split(samples, minibatches, budget):
         units = make_units(part, budget)
-        distinct += sum(len(u.tree) for u in units)
+        distinct += sum(u.size for u in units)
     prompts = [int(np.argmax(s.tokens.loss_mask)) for s in samples]
     totals = [len(s.tokens.input_ids) for s in samples]
     longest = max(prompts) + max(t - p for t, p in zip(totals, prompts, strict=True))

@@ -47,6 +47,25 @@ class EngineRecords:
         """The newest trainer's epoch, as of the last `read_fleet`."""
         return 0 if self._news is None else self._news.epoch
 
+    @property
+    def run_version(self) -> int | None:
+        """The run's version, as of the last `read_fleet`."""
+        return None if self._news is None else self._news.version
+
+    @property
+    def lag(self) -> int:
+        """Number of versions that an engine may be behind the run."""
+        return self._store.limits.lag
+
+    async def kept(self, version: int) -> set[int]:
+        """The versions that engines may keep when the run moves to `version`."""
+        return await self._store.read(publishes.within_lag, self._run_id, version, self.lag) if self.lag else set()
+
+    async def target(self) -> tuple[int, RecordedFolder] | None:
+        """The run's version and its folder, if engines that are behind may change to it."""
+        found = await self._store.read(publishes.target, self._run_id)
+        return None if found is None else (found[0], RecordedFolder(found[1], found[2]))
+
     async def wanted(self, reported: int | None) -> Wanted:
         """What an engine should have in its memory if it reports `reported`: `publishes.version_to_serve`.
 
@@ -56,7 +75,7 @@ class EngineRecords:
         news, right = self._news, self._right
         if reported is not None and news is not None and not news.leased and reported in (news.version, *right):
             return Wanted(reported)
-        found = await self._store.read(publishes.version_to_serve, self._run_id, reported)
+        found = await self._store.read(publishes.version_to_serve, self._run_id, reported, self.lag)
         if found.expired:
             await self._store.write(memory_leases.expire, self._run_id, self.replica)
         if reported is not None and found == Wanted(reported):

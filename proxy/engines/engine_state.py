@@ -16,6 +16,9 @@ from enum import StrEnum
 from agentrl.engine.sglang_client import Adapter, EngineClient, Memory
 from agentrl.store.engine_rows import Member
 
+STEP_WEIGHT = 0.1
+"""Weight of the newest observation in an engine's decode step."""
+
 
 class EngineState(StrEnum):
     """The state of an engine; the store has the same words."""
@@ -65,6 +68,10 @@ class Engine:
     step_s: float | None = None  # a decode step, as calls of this process saw it lately
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)  # held while it is probed or updated
     probe_due: asyncio.Event = field(default_factory=asyncio.Event)  # set to request a probe now
+
+    def saw_steps(self, seconds: float) -> None:
+        """A call saw decode steps of this length: `step_s` is their mean, in which late ones weigh more."""
+        self.step_s = seconds if self.step_s is None else self.step_s + STEP_WEIGHT * (seconds - self.step_s)
 
     @property
     def changes(self) -> int:

@@ -21,6 +21,7 @@ from agentrl.domain.schemas import Json
 from agentrl.engine.sglang_client import EngineClient, PauseMode
 from agentrl.errors import EngineDied, EngineError, EngineUnavailable, StoreError
 from agentrl.proxy.engines.adapters import Adapters
+from agentrl.proxy.engines.delivery.catching_up import CatchingUp
 from agentrl.proxy.engines.delivery.preparations import Preparations
 from agentrl.proxy.engines.delivery.wave_run import Pace
 from agentrl.proxy.engines.engine_records import EngineRecords
@@ -83,6 +84,18 @@ class EnginePool:
             preparations=preparations,
             peers=self._peers,
         )
+        self._called = asyncio.Event()  # the last call of an engine has ended
+        self.publishing: int | None = None  # the version that this replica publishes
+        self.catching_up = CatchingUp(
+            run_version=lambda: records.run_version,
+            target=records.target,
+            preparations=preparations,
+            pace=pace,
+            load=self.load,
+            lost=self.reports.lost,
+            peers=self._peers,
+            called=self._called,
+        )
         self._sticky: Recent[Engine] = Recent()
         self._deaths: Recent[int] = Recent()  # call id → how many engines died while they sampled it
         self._news = asyncio.Event()
@@ -102,6 +115,8 @@ class EnginePool:
         """Read the fleet, and probe the engines that this replica attends to: the pool's only background work."""
         async with asyncio.TaskGroup() as group:
             self._group = group
+            if self._records.lag:
+                group.create_task(self.catching_up.run(lambda: self.engines))
             while True:
                 try:
                     await self.read_fleet()
@@ -253,6 +268,15 @@ class EnginePool:
         async with engine.lock:
             return await self.updates.load(engine, version, delivery, prepared)
 
+    async def kept(self, version: int) -> set[int]:
+        """The versions that engines may keep when the run moves to `version`. Raises StoreError."""
+        return await self._records.kept(version)
+
+    async def keeps(self, engine: Engine, kept: set[int]) -> bool:
+        """Whether an engine serves one of the `kept` versions, which it may keep. Raises EngineError."""
+        async with engine.lock:
+            return await self.updates.serves_one_of(engine, kept)
+
     def _peers(self, engine: Engine) -> list[Engine]:
         """The engines that have probably prepared the run's version, those with the fewest calls first."""
         others = (other for other in self.engines if other is not engine and other.prepares)
@@ -287,17 +311,25 @@ class EnginePool:
             usable = [e for e in self.engines if e.state is EngineState.UPDATING and e.paused and not e.draining]
         if not usable or any(engine is home for engine in usable):
             return home if usable else None
-        least = min(engine.running for engine in usable)
-        idlest = [engine for engine in usable if engine.running == least]
+        least = min(self._load_of(engine) for engine in usable)
+        idlest = [engine for engine in usable if self._load_of(engine) == least]
         order = int.from_bytes(hashlib.blake2b(session_id.encode(), digest_size=8).digest())
         chosen = idlest[order % len(idlest)]
         if home is None or home.draining or home.state is EngineState.DEAD:  # after an update the session returns to it
             self._sticky[session_id] = chosen
         return chosen
 
+    def _load_of(self, engine: Engine) -> int:
+        """The load by which an engine is chosen: calls on one that is about to change its weights count twice."""
+        newest = self._records.run_version if self.publishing is None else self.publishing
+        behind = newest is not None and engine.version is not None and engine.version < newest
+        return 2 * engine.running + 1 if behind else engine.running
+
     def release(self, engine: Engine) -> None:
         """The call that acquired the engine has ended."""
         engine.running -= 1
+        if not engine.running:
+            self._called.set()
 
     def forget(self, session_id: str) -> None:
         """Drop the engine of a session that has ended."""

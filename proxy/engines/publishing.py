@@ -19,7 +19,7 @@ from agentrl.proxy.engines.delivery.wave_run import ALL_AT_ONCE, Outcome, WaveRu
 from agentrl.proxy.engines.engine_state import Engine, EngineState
 from agentrl.proxy.engines.pool import EnginePool
 from agentrl.proxy.engines.tensor_transfer import Broadcast
-from agentrl.proxy.engines.version_delivery import BY_FOLDER, Delivery, Loaded, Prepared, RecordedFolder
+from agentrl.proxy.engines.version_delivery import BY_FOLDER, KEPT, Delivery, Loaded, Prepared, RecordedFolder
 from agentrl.proxy.run_store import RunStore
 from agentrl.store import evaluation_episodes, runs
 from agentrl.store.training import memory_leases, publishes, trainer_epochs
@@ -32,7 +32,8 @@ async def publish(
 ) -> Json:
     """Bring every engine to `version`, then move the run to it. Publishing twice is harmless.
 
-    They are prepared, and change in waves (`delivery`). A slow engine delays the run's move, not the other engines.
+    Engines prepare it first, and change in waves (`delivery`); those that may keep their version (`publish.lag`) change
+    later. A slow engine delays the run's move, not the other engines.
 
     An engine that fails is ejected; any replica's pool updates it to the run's version when it answers again.
     After a StoreError no further engine is updated; those under way finish, and the publish can be repeated.
@@ -54,8 +55,11 @@ async def publish(
         raise RequestError(503, message, code="memory_leased", retry_after_s=1.0)
     delivery = replace(delivery, folder=RecordedFolder(row.path, row.checksum))
     async with pool.update_lock:
-        started = time.time()
-        outcome = await _load_all(pool, version, epoch, delivery)
+        started, pool.publishing = time.time(), version
+        try:
+            outcome = await _load_all(pool, version, epoch, delivery)
+        finally:
+            pool.publishing = None
         loaded, problems = outcome.loaded, outcome.problems
         if not loaded:
             message = f"no engine took version {version}: {problems[-1] if problems else 'there is none'}"
@@ -68,7 +72,11 @@ async def publish(
 async def _load_all(pool: EnginePool, version: int, epoch: int | None, delivery: Delivery) -> Outcome:
     """Bring the engines to `version`, in waves: what was loaded, by URL, and what failed. Raises StoreError."""
 
+    kept = set() if delivery.transfer is not None else await pool.kept(version)
+
     async def load(engine: Engine, prepared: Prepared | None) -> Loaded:
+        if kept and await pool.keeps(engine, kept):
+            return Loaded(0.0, KEPT, prepared=prepared)
         return await pool.load(engine, version, delivery, prepared)
 
     pace = ALL_AT_ONCE if isinstance(delivery.transfer, Broadcast) else pool.pace

@@ -21,9 +21,10 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 
-from agentrl.engine.sglang_client import BASE, EngineClient, Memory, PauseMode
-from agentrl.errors import EngineError, EngineRejected, EngineUnavailable, StoreError
+from agentrl.engine.sglang_client import BASE, Memory, PauseMode
+from agentrl.errors import EngineError, EngineUnavailable, StoreError
 from agentrl.proxy.engines.adapters import Adapters
+from agentrl.proxy.engines.delivery.filling import PREPARED, Filling
 from agentrl.proxy.engines.delivery.preparations import Preparations
 from agentrl.proxy.engines.engine_records import EngineRecords
 from agentrl.proxy.engines.engine_state import Engine, EngineState
@@ -75,6 +76,7 @@ class Updates:
         self._notify = notify
         self._adapters = adapters
         self._preparations = preparations
+        self._filling = Filling(records.base_for, timeout_s)
         self._peers = peers  # the engines that may have the run's version on their hosts
 
     async def ask(self, engine: Engine) -> tuple[int | None, bool]:
@@ -237,6 +239,14 @@ class Updates:
             await self._set_state(engine, EngineState.SERVING)
         return loaded
 
+    async def serves_one_of(self, engine: Engine, versions: set[int]) -> bool:
+        """Whether an engine answers, is not paused and reports one of these versions. Raises EngineError."""
+        reported, paused = await self._answer(engine)
+        if paused or reported not in versions:
+            return False
+        engine.version = reported
+        return True
+
     async def _already(self, engine: Engine, delivery: Delivery) -> Loaded | None:
         """What to say of an engine that serves the version already: the publish was repeated, or finished by a replica.
 
@@ -302,100 +312,19 @@ class Updates:
         self._notify()
         if broken:
             await close_open_update(engine.client)
-        swapped = prepared if swaps and await self._swap(engine, version, prepared, flush=not keeps_cache) else None
-        if swapped is not None:
-            transport, verified = "prepared", swapped.verified
+        swapped = prepared if swaps else None
+        if swapped is not None and await self._filling.swap(engine, version, swapped, flush=not keeps_cache):
+            transport, verified = PREPARED, swapped.verified
         elif engine.memory is Memory.HELD:
             path = await self._records.folder(version, delivery.folder) if swaps else path
-            transport, verified = await self._fill(engine.client, version, path, delivery, flush=not keeps_cache)
+            transport, verified = await self._filling.load(
+                engine.client, version, path, delivery, flush=not keeps_cache
+            )
         else:
-            transport, verified = await self._reload(engine, version, path, delivery)
+            transport, verified = await self._filling.reload(engine, version, path, delivery)
         await engine.client.continue_generation()
         claim.whole = True
         engine.seen = engine.changes
         engine.version = engine.label = version
         engine.adapter, engine.paused = None, False
-        return Loaded(time.monotonic() - started, transport, verified, swapped)
-
-    async def _swap(self, engine: Engine, version: int, prepared: Prepared | None, *, flush: bool) -> bool:
-        """Make the prepared version the one in use; false when the engine must load it instead, while it is paused.
-
-        Raises EngineUnavailable.
-        """
-        assert prepared is not None
-        try:
-            await engine.client.swap(prepared.name, version, flush_cache=flush, timeout_s=self.timeout_s)
-            await _check_label(engine.client, version)
-        except EngineUnavailable:
-            raise
-        except EngineError as error:
-            log.warning("engine %s reads version %d from its folder: %s", engine.url, version, error)
-            return False
-        return True
-
-    async def _reload(self, engine: Engine, version: int, path: str | None, delivery: Delivery) -> tuple[str, int]:
-        """Load all weights into an engine that has released its memory, and let it have its memory again.
-
-        It reports `version` only after that, so that a replica that finds it without weights or cache knows it.
-        Returns and raises as `_fill` does.
-        """
-        client = engine.client
-        if path is None:
-            raise EngineError(f"{engine.url} has released its weights, and no folder has version {version}")
-        base = await self._records.base_for(version)
-        if engine.is_released:
-            await client.resume_weights()
-            engine.memory = Memory.RELOADING
-        if base is not None:
-            await client.update_weights_from_disk(base, None, timeout_s=self.timeout_s)
-        filled = await self._fill(client, None, path, delivery, flush=True)
-        await client.resume_cache()
-        await client.label_weights(version)
-        engine.memory = Memory.HELD
-        await _check_label(client, version)
-        return filled
-
-    async def _fill(
-        self, client: EngineClient, version: int | None, path: str | None, delivery: Delivery, *, flush: bool
-    ) -> tuple[str, int]:
-        """Load weights into a paused engine: by the delivery's transfer if possible, else from the folder.
-
-        The engine then reports `version`; None keeps its label. Returns the transport, and how many tensors were
-        compared with the trainer's. Engines refuse to `flush` the cache while requests occupy it. Raises EngineError.
-        """
-        transfer = delivery.transfer
-        if transfer is not None and transfer.reaches(client.url):
-            try:
-                await transfer.load(client, version, flush_cache=flush)
-                return transfer.transport, await self._check(client, version, delivery)
-            except EngineError as error:
-                log.warning("engine %s reads the version from its folder: %s", client.url, error)
-                await close_open_update(client)
-        if path is not None:
-            await self._load_folder(client, path, version, delivery, flush=flush)
-        elif version is not None:
-            await client.label_weights(version)
-        return "none" if path is None else "disk", await self._check(client, version, delivery)
-
-    async def _load_folder(
-        self, client: EngineClient, path: str, version: int | None, delivery: Delivery, *, flush: bool
-    ) -> None:
-        """Let an engine read a folder. Raises EngineError, which says what to set if it was made on this host."""
-        try:
-            await client.update_weights_from_disk(path, version, flush_cache=flush, timeout_s=self.timeout_s)
-        except EngineRejected as error:
-            if delivery.folder is None or path == delivery.folder.path:
-                raise
-            said = f"{error}. {path} was made from a delta on the proxy's host: set publish.delta: never"
-            raise EngineRejected(said, engine_message=error.engine_message) from error
-
-    async def _check(self, client: EngineClient, version: int | None, delivery: Delivery) -> int:
-        if version is not None:
-            await _check_label(client, version)
-        return await verify(client, delivery.digests)
-
-
-async def _check_label(client: EngineClient, version: int) -> None:
-    reported = (await client.model_info()).version
-    if reported != str(version):
-        raise EngineError(f"{client.url} reports version {reported!r} after an update to {version}")
+        return Loaded(time.monotonic() - started, transport, verified, swapped if transport == PREPARED else None)

@@ -38,6 +38,10 @@ it had the version, or uses the folder in place.
 """
 
 
+KEPT = "kept"
+"""In place of a transport: the engine keeps its version until it has no calls (`publish.lag`)."""
+
+
 @dataclass(frozen=True, slots=True)
 class Prepared:
     """A version that an engine holds beside the one that it serves."""

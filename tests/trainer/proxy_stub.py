@@ -123,13 +123,14 @@ def play_groups(
         with database.write() as conn:
             new = group_starts.start_group(conn, run_id, limits, [codec.new_id() for _ in range(3)])
             for value, session_id in zip(values, new.session_ids, strict=True):
-                first = _call(conn, run_id, session_id, None, prompt, rng, version)
-                _call(conn, run_id, session_id, first, rng.integers(3, VOCABULARY, 2).tolist(), rng, version)
+                first, ids = _call(conn, run_id, session_id, None, [], prompt, rng, version)
+                _call(conn, run_id, session_id, first, ids, rng.integers(3, VOCABULARY, 2).tolist(), rng, version)
                 rewards.add(conn, session_id, value=value, discount=1.0)
                 sealing.end(conn, session_id, SessionStatus.COMPLETED, None, limits)
 
 
-def _call(conn, run_id, session_id, parent, delta, rng, version):
+def _call(conn, run_id, session_id, parent, before, delta, rng, version):
+    """A call that follows `before`; returns its id and all ids up to its end."""
     call_id = codec.new_id()
     call_intents.begin(
         conn,
@@ -149,8 +150,8 @@ def _call(conn, run_id, session_id, parent, delta, rng, version):
             bridged=bool(parent),
             distribution_modified=False,
             trainable=True,
-            prompt_tokens=len(delta),
-            prompt_digest=TokenIds(list(delta)).digest,
+            prompt_tokens=len(before) + len(delta),
+            prompt_digest=TokenIds([*before, *delta]).digest,
             created_at=time.time(),
         ),
     )
@@ -174,4 +175,4 @@ def _call(conn, run_id, session_id, parent, delta, rng, version):
             first_token_at=None,
         ),
     )
-    return call_id
+    return call_id, [*before, *delta, *output]

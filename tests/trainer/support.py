@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import torch
 
-from agentrl.domain.schemas import PROMPT_VERSION, TrajectoryTokens
+from agentrl.domain.batches.outline import Outline
+from agentrl.domain.schemas import PROMPT_VERSION, Bool, Int32, TrajectoryTokens
 from agentrl.trainer.packing import Sample
 
 VOCABULARY = 97
@@ -72,6 +74,44 @@ def random_trajectory(
         turn_returns=np.full(turns, rng.normal(), np.float64),
         episode_return=0.0,
     )
+
+
+def outline_of(t: TrajectoryTokens, *, wasted_tokens: int = 0) -> Outline:
+    """The outline of a trajectory, from its arrays. Ids of calls and prompts are digests of all tokens before."""
+
+    def digest(end: int) -> str:
+        return hashlib.blake2b(t.input_ids[:end].tobytes(), digest_size=16).hexdigest()
+
+    turns = range(len(t.turn_returns))
+    ends = [(int(np.flatnonzero(t.turn_ids == n)[0]), int(np.flatnonzero(t.turn_ids == n)[-1]) + 1) for n in turns]
+    return Outline(
+        trajectory_id=t.trajectory_id,
+        session_id=t.session_id,
+        episode_id=t.episode_id,
+        group_id=t.group_id,
+        calls=tuple(digest(end) for _, end in ends),
+        prompts=tuple(digest(start) for start, _ in ends),
+        outputs=np.array(ends, np.int32),
+        temperatures=np.array([t.temperatures[start] for start, _ in ends], np.float32),
+        kv_mixed=np.array([n in t.kv_mixed_turns for n in turns]),
+        sampled=_stretches(t, t.turn_ids >= 0),
+        trained=_stretches(t, t.loss_mask),
+        turn_returns=t.turn_returns,
+        episode_return=t.episode_return,
+        wasted_tokens=wasted_tokens,
+    )
+
+
+def _stretches(t: TrajectoryTokens, chosen: Bool) -> Int32:
+    """(call, version, start, end) of each stretch of chosen tokens with one call and one version."""
+    found: list[list[int]] = []
+    for at in np.flatnonzero(chosen).tolist():
+        turn, version = int(t.turn_ids[at]), int(t.versions[at])
+        if found and found[-1][:2] == [turn, version] and found[-1][3] == at:
+            found[-1][3] = at + 1
+        else:
+            found.append([turn, version, at, at + 1])
+    return np.array(found, np.int32).reshape(-1, 4)
 
 
 def random_samples(seed: int = 0, groups: int = 3, size: int = 4) -> list[Sample]:

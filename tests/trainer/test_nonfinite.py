@@ -44,7 +44,8 @@ class Learning:
         trajectories = [s.tokens for s in random_samples(seed)]
         made = make_samples(trajectories, self.config.algorithm, self.models, 4096, self.world)
         return [  # of `random_samples`, all returns of a group are the same to group baselines
-            dataclasses.replace(m, advantages=s.advantages) for m, s in zip(made, random_samples(seed), strict=True)
+            dataclasses.replace(m, advantages=s.advantages)
+            for m, s in zip(made.samples, random_samples(seed), strict=True)
         ]
 
     def update(self, samples: list[Sample]) -> dict[str, float]:

@@ -13,7 +13,7 @@ def test_a_group_computes_its_shared_prompt_once() -> None:
     prompt = list(range(3, 53))
     samples = [_sample(random_trajectory(rng, prompt, name=f"t{k}", turns=1, output=5)) for k in range(8)]
     (unit,) = make_units(samples, budget=4096)
-    assert len(unit.tree) == 50 + 8 * 4  # the last token of a completion is predicted, never read
+    assert unit.size == 50 + 8 * 4  # the last token of a completion is predicted, never read
 
 
 def test_equal_completions_share_their_predictions() -> None:

@@ -15,11 +15,20 @@ import numpy as np
 import numpy.typing as npt
 
 from agentrl.configs.algorithm import Algorithm
+from agentrl.domain.batches.outline import Credited
 from agentrl.domain.schemas import Float32, Float64, TrajectoryTokens
 from agentrl.domain.ties import tied
 
+Totals = Callable[[dict[str, float]], dict[str, float]]
+"""Sums over all ranks, by name (`World.total`); every rank passes the same names."""
+
 EPSILON = 1e-6
 """Added to standard deviations before dividing by them."""
+
+
+def alone(values: dict[str, float]) -> dict[str, float]:
+    """The `Totals` of a process that has the whole batch."""
+    return values
 
 
 def group_mean(returns: Float64) -> Float64:
@@ -59,7 +68,7 @@ def overlong_penalty(tokens: int, algorithm: Algorithm) -> float:
     return -algorithm.overlong_penalty * min(max(over / algorithm.overlong_buffer, 0.0), 1.0)
 
 
-def turn_advantages(trajectories: Sequence[TrajectoryTokens], algorithm: Algorithm) -> list[Float32]:
+def turn_advantages(trajectories: Sequence[Credited], algorithm: Algorithm) -> list[Float32]:
     """Per trajectory of a whole batch, (n_turns,) advantages under a baseline that is not a critic.
 
     A = (R − baseline) / scale. The scale is 1, or the sample standard deviation of the returns of the group or batch.
@@ -71,27 +80,34 @@ def turn_advantages(trajectories: Sequence[TrajectoryTokens], algorithm: Algorit
     raw: list[Weighed] = []
     for t in trajectories:
         comparison = comparisons[t.episode_id]
-        tokens = np.bincount(t.turn_ids[t.loss_mask], minlength=len(t.turn_returns))
-        raw.append(Weighed(comparison.advantages(own_returns(t, algorithm)), tokens, comparison.counts))
+        raw.append(Weighed(comparison.advantages(own_returns(t, algorithm)), t.turn_tokens, comparison.counts))
     if algorithm.normalization == "whiten":
         raw = whitened(raw)
     return [w.advantages.astype(np.float32) for w in raw]
 
 
 def penalized_advantages(
-    trajectories: Sequence[TrajectoryTokens], algorithm: Algorithm, costs: Sequence[Float32]
+    trajectories: Sequence[TrajectoryTokens],
+    algorithm: Algorithm,
+    costs: Sequence[Float32],
+    batch: Sequence[Credited] | None = None,
+    totals: Totals = alone,
 ) -> list[Float32]:
     """Per trajectory, (T,) advantages under returns minus `costs` (T,), which are given at loss tokens.
 
     A token's return loses the costs of this token and of those after it in its trajectory. With trajectory credit, and
     for baselines and scales, an episode's return loses the costs of all its tokens. Otherwise as `turn_advantages`.
+    `batch` is the whole batch (None: `trajectories`), of which each rank has some trajectories. Collective if `totals`
+    is.
     """
-    penalties = overlong_penalties(trajectories, algorithm)
+    batch = trajectories if batch is None else batch
+    penalties = overlong_penalties(batch, algorithm)
     charged = list(zip(trajectories, costs, strict=True))
     whole = dict.fromkeys(penalties, 0.0)
     for t, cost in charged:
         whole[t.episode_id] += float(cost[t.loss_mask].sum(dtype=np.float64))
-    comparisons = _compare(trajectories, {id_: penalties[id_] - whole[id_] for id_ in penalties}, algorithm)
+    whole = totals(whole)
+    comparisons = _compare(batch, {id_: penalties[id_] - whole[id_] for id_ in penalties}, algorithm)
     raw: list[Weighed] = []
     for t, cost in charged:
         comparison = comparisons[t.episode_id]
@@ -102,19 +118,19 @@ def penalized_advantages(
             own[t.loss_mask] += (whole[t.episode_id] - ahead) * comparison.factor
         raw.append(Weighed(own, t.loss_mask, comparison.counts))
     if algorithm.normalization == "whiten":
-        raw = whitened(raw)
+        raw = whitened(raw, totals)
     return [np.where(w.tokens, w.advantages, 0).astype(np.float32) for w in raw]
 
 
-def overlong_penalties(trajectories: Sequence[TrajectoryTokens], algorithm: Algorithm) -> dict[str, float]:
+def overlong_penalties(trajectories: Sequence[Credited], algorithm: Algorithm) -> dict[str, float]:
     """Episode → `overlong_penalty` of its longest path."""
     lengths: dict[str, int] = {}
     for t in trajectories:
-        lengths[t.episode_id] = max(lengths.get(t.episode_id, 0), int((t.turn_ids >= 0).sum()))
+        lengths[t.episode_id] = max(lengths.get(t.episode_id, 0), t.sampled_tokens)
     return {episode: overlong_penalty(n, algorithm) for episode, n in lengths.items()}
 
 
-def own_returns(trajectory: TrajectoryTokens, algorithm: Algorithm) -> Float64:
+def own_returns(trajectory: Credited, algorithm: Algorithm) -> Float64:
     """(n_turns,) the return of each turn under `credit`."""
     if algorithm.credit == "turn":
         return trajectory.turn_returns
@@ -136,7 +152,7 @@ class Comparison:
 
 
 def _compare(
-    trajectories: Sequence[TrajectoryTokens], penalties: Mapping[str, float], algorithm: Algorithm
+    trajectories: Sequence[Credited], penalties: Mapping[str, float], algorithm: Algorithm
 ) -> dict[str, Comparison]:
     """Episode → its comparison, with its penalty."""
     groups: dict[str, dict[str, float]] = {}
@@ -180,18 +196,22 @@ class Weighed:
     compared: bool = True  # False for a group of one episode: they do not count
 
 
-def whitened(batch: Sequence[Weighed]) -> list[Weighed]:
-    """The batch, whose advantages have mean 0 and (population) deviation 1 over loss tokens.
+def whitened(batch: Sequence[Weighed], totals: Totals = alone) -> list[Weighed]:
+    """The batch, whose advantages have mean 0 and (population) deviation 1 over loss tokens, of all ranks by `totals`.
 
     Advantages that are not `compared` do not enter the mean and the deviation, and become 0.
     """
     compared = [w for w in batch if w.compared]
-    n = sum(w.tokens.sum() for w in compared)
-    if not n:
+    sums = {
+        "n": float(sum(w.tokens.sum() for w in compared)),
+        "sum": sum(float(w.tokens @ w.advantages) for w in compared),
+    }
+    sums = totals(sums)
+    if not sums["n"]:
         return [replace(w, advantages=np.zeros_like(w.advantages)) for w in batch]
-    mean = sum(float(w.tokens @ w.advantages) for w in compared) / n
-    variance = sum(float(w.tokens @ (w.advantages - mean) ** 2) for w in compared) / n
-    deviation = variance**0.5 + EPSILON
+    mean = sums["sum"] / sums["n"]
+    squares = totals({"squares": sum(float(w.tokens @ (w.advantages - mean) ** 2) for w in compared)})["squares"]
+    deviation = (squares / sums["n"]) ** 0.5 + EPSILON
     return [
         replace(w, advantages=(w.advantages - mean) / deviation if w.compared else np.zeros_like(w.advantages))
         for w in batch

@@ -7,17 +7,18 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping
 
 import numpy as np
 from torch import Tensor
 
+from agentrl.domain.batches.outline import BatchOutline
 from agentrl.domain.experts.routed_experts import RouteOrigin
-from agentrl.domain.schemas import PROMPT_VERSION, Batch
+from agentrl.domain.schemas import TrajectoryTokens
 from agentrl.domain.session_stats import ROLLOUT, frequent_means
 from agentrl.store.training.batch_facts import BatchFacts
 from agentrl.trainer.algorithms.bounds import bounded_exp, k3
-from agentrl.trainer.packing import Sample
+from agentrl.trainer.batches.advantage_facts import AdvantageFacts
 
 Metrics = dict[str, float]
 LABELS_KEPT = 32
@@ -67,7 +68,7 @@ def drift_metrics(gap_S: Tensor) -> Metrics:
     return counted | {"drift": float(gap_S.double().abs().mean())} if len(gap_S) else counted
 
 
-def batch_metrics(batch: Batch, samples: Sequence[Sample]) -> Metrics:
+def batch_metrics(batch: BatchOutline, advantages: AdvantageFacts) -> Metrics:
     """Metrics that need no model: rewards (one return per episode), advantages, ages, lengths."""
     returns = np.array(list({t.episode_id: t.episode_return for t in batch.trajectories}.values()))
     return {
@@ -76,52 +77,56 @@ def batch_metrics(batch: Batch, samples: Sequence[Sample]) -> Metrics:
         "reward/std": float(returns.std()),
         "reward/min": float(returns.min()),
         "reward/max": float(returns.max()),
-        **_advantages(samples),
+        **_advantages(batch, advantages),
         **_ages(batch),
         **_lengths(batch),
     }
 
 
-def routing_metrics(batch: Batch) -> Metrics:
-    """Shares of the tokens that the update reads by the origin of their experts (RouteOrigin); they sum to 1."""
+def routing_metrics(counts: Mapping[RouteOrigin, float]) -> Metrics:
+    """Shares of the tokens that the update reads by the origin of their experts; they sum to 1."""
+    tokens = sum(counts.values())
+    shares = {f"routing/{origin.name.lower()}": n / max(1.0, tokens) for origin, n in counts.items()}
+    return {"routing/tokens": tokens} | shares
+
+
+def origins_read(trajectories: Iterable[TrajectoryTokens]) -> dict[str, float]:
+    """How many tokens that the update reads have experts of each origin, by its name."""
     counts = np.zeros(len(RouteOrigin), np.int64)
-    for t in batch.trajectories:
-        if t.loss_mask.any():
-            read = int(np.flatnonzero(t.loss_mask)[-1])  # the last loss token is only predicted
-            origins = np.zeros(read, np.uint8) if t.routed is None else t.routed.origins[:read]
-            counts += np.bincount(origins, minlength=len(RouteOrigin))
-    tokens = int(counts.sum())
-    shares = {f"routing/{origin.name.lower()}": counts[origin] / max(1, tokens) for origin in RouteOrigin}
-    return {"routing/tokens": float(tokens)} | {name: float(share) for name, share in shares.items()}
+    for t in trajectories:
+        read = t.computed_tokens
+        origins = np.zeros(read, np.uint8) if t.routed is None else t.routed.origins[:read]
+        counts += np.bincount(origins, minlength=len(RouteOrigin))
+    return {origin.name: float(counts[origin]) for origin in RouteOrigin}
 
 
-def _advantages(samples: Sequence[Sample]) -> Metrics:
+def _advantages(batch: BatchOutline, facts: AdvantageFacts) -> Metrics:
     """Advantages of loss tokens, and the share of groups without any advantage."""
-    of_group: dict[str, list[np.ndarray]] = {}
-    for sample in samples:
-        if sample.tokens.loss_mask.any():
-            of_group.setdefault(sample.tokens.group_id, []).append(sample.advantages[sample.tokens.loss_mask])
-    groups = [np.concatenate(parts).astype(np.float64) for parts in of_group.values()]
+    tokens = np.array([t.loss_tokens for t in batch.trajectories], np.float64)
+    groups: dict[str, bool] = {}
+    for t, has_any in zip(batch.trajectories, facts.any.tolist(), strict=True):
+        if len(t.trained):
+            groups[t.group_id] = groups.get(t.group_id, False) or has_any
     if not groups:
         return {}
-    everything = np.concatenate(groups)
+    mean = float(tokens @ facts.means / tokens.sum())
+    variance = float((facts.deviations.sum() + tokens @ (facts.means - mean) ** 2) / tokens.sum())
     return {
-        "advantage/mean": float(everything.mean()),
-        "advantage/std": float(everything.std()),
-        "advantage/zero_groups": float(np.mean([not group.any() for group in groups])),
+        "advantage/mean": mean,
+        "advantage/std": math.sqrt(variance) if variance >= 0 else variance,
+        "advantage/zero_groups": float(np.mean([not taught for taught in groups.values()])),
     }
 
 
-def _ages(batch: Batch) -> Metrics:
+def _ages(batch: BatchOutline) -> Metrics:
     """Ages of loss tokens in weight versions: mean, maximum, the share of each age, and tokens that were too old."""
-    by_version = Counter[int]()
-    for t in batch.trajectories:
-        by_version.update(t.versions[t.loss_mask].tolist())
     by_age = Counter[int]()
-    for version, count in by_version.items():
-        by_age[batch.ages[version]] += count
+    mixed = 0
+    for t in batch.trajectories:
+        for call, version, start, end in t.trained.tolist():
+            by_age[batch.ages[version]] += end - start
+            mixed += (end - start) * bool(t.kv_mixed[call])
     tokens = max(1, by_age.total())
-    mixed = sum(int(t.kv_mixed[t.loss_mask].sum()) for t in batch.trajectories)
     return {
         "off_policy/mean": sum(age * count for age, count in by_age.items()) / tokens,
         "off_policy/max": float(max(by_age, default=0)),
@@ -131,14 +136,13 @@ def _ages(batch: Batch) -> Metrics:
     }
 
 
-def _lengths(batch: Batch) -> Metrics:
+def _lengths(batch: BatchOutline) -> Metrics:
     """Lengths of trajectories: tokens before the first sampled one, sampled tokens, all tokens, calls."""
-    sampled = [t.versions != PROMPT_VERSION for t in batch.trajectories]
     measured = {
-        "length/prompt": [int(mask.argmax()) if mask.any() else len(mask) for mask in sampled],
-        "length/output": [int(mask.sum()) for mask in sampled],
-        "length/total": [len(mask) for mask in sampled],
-        "length/turns": [len(t.turn_returns) for t in batch.trajectories],
+        "length/prompt": [int(t.sampled[0, 2]) if len(t.sampled) else t.length for t in batch.trajectories],
+        "length/output": [t.sampled_tokens for t in batch.trajectories],
+        "length/total": [t.length for t in batch.trajectories],
+        "length/turns": [len(t.calls) for t in batch.trajectories],
     }
     return {
         f"{name}_{what}": float(measure(lengths))
@@ -147,7 +151,7 @@ def _lengths(batch: Batch) -> Metrics:
     }
 
 
-def outcome_metrics(batch: Batch, facts: BatchFacts) -> Metrics:
+def outcome_metrics(batch: BatchOutline, facts: BatchFacts) -> Metrics:
     """Metrics from the store: rewards by name, returns by source, what agents measured, calls that were cut off."""
     by_source: dict[str, dict[str, float]] = {}
     for t in batch.trajectories:

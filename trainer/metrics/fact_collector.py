@@ -18,7 +18,8 @@ from torch import Tensor
 
 from agentrl.configs.algorithm import Algorithm
 from agentrl.configs.trainer_config import TokenFactsConfig
-from agentrl.domain.schemas import FACTS, MASKED_FACTS, Batch, Float32, TokenFacts
+from agentrl.domain.batches.outline import BatchOutline
+from agentrl.domain.schemas import FACTS, MASKED_FACTS, Float32, TokenFacts
 from agentrl.trainer.algorithms.clipping import SURROGATES
 from agentrl.trainer.algorithms.corrections import behavior_weights
 from agentrl.trainer.algorithms.losses import LossTokens
@@ -62,11 +63,11 @@ class FactCollector:
         return found
 
 
-def chosen(batch: Batch, config: TokenFactsConfig) -> set[str]:
+def chosen(batch: BatchOutline, config: TokenFactsConfig) -> set[str]:
     """The trajectories of a step whose facts are kept. Equal on every rank."""
     if not config.every or batch.step % config.every:
         return set()
-    trained = sorted(one.trajectory_id for one in batch.trajectories if one.loss_mask.any())
+    trained = sorted(one.trajectory_id for one in batch.trajectories if len(one.trained))
     if config.sample is None or config.sample >= len(trained):
         return set(trained)
     return set(random.Random(batch.step_id).sample(trained, config.sample))

@@ -17,8 +17,16 @@ import torch
 from torch import Tensor, nn
 
 from agentrl.configs.algorithm import Algorithm
+from agentrl.domain.batches.outline import Credited
 from agentrl.domain.schemas import Float32, Float64, TrajectoryTokens
-from agentrl.trainer.algorithms.advantages import Weighed, overlong_penalties, own_returns, whitened
+from agentrl.trainer.algorithms.advantages import (
+    Totals,
+    Weighed,
+    alone,
+    overlong_penalties,
+    own_returns,
+    whitened,
+)
 from agentrl.trainer.algorithms.gae import gae
 from agentrl.trainer.algorithms.packed_rows import Rows
 from agentrl.trainer.models.policy import Body, decoder
@@ -54,46 +62,77 @@ class Learner:
     optimizer: torch.optim.Optimizer
 
 
+GAE_TOKENS = 1 << 22
+"""Loss tokens that are computed at once."""
+
+
 def gae_advantages(
     trajectories: Sequence[TrajectoryTokens],
     algorithm: Algorithm,
     values: Sequence[Float32],
     costs: Sequence[Float32] | None = None,
+    batch: Sequence[Credited] | None = None,
+    totals: Totals = alone,
 ) -> tuple[list[Float32], list[Float32]]:
     """For each trajectory, the advantages (T,) and the critic's targets (T,), from the critic's `values` (T,).
 
     Only loss tokens count; the others have 0. `costs` (T,) are subtracted from the rewards. `whiten` gives the
     advantages mean 0 and (population) deviation 1 over the batch's loss tokens; targets are computed before that.
+    `batch` is the whole batch (None: `trajectories`), of which each rank has some trajectories. Collective if `totals`
+    is.
     """
-    penalties = overlong_penalties(trajectories, algorithm)
+    penalties = overlong_penalties(trajectories if batch is None else batch, algorithm)
     advantages: list[Float64] = []
     targets: list[Float64] = []
-    for i, t in enumerate(trajectories):
-        rewards = token_rewards(t, algorithm, penalties)
+    for part in _chunks([int(np.count_nonzero(t.loss_mask)) for t in trajectories], GAE_TOKENS):
+        chosen = trajectories[part]
+        rewards = token_rewards(chosen, algorithm, penalties)
         if costs is not None:
-            rewards -= costs[i][t.loss_mask]
-        rows = Rows(torch.zeros(len(rewards), dtype=torch.int64), 1)
-        values_S = torch.from_numpy(values[i][t.loss_mask].astype(np.float64))
-        found = gae(torch.from_numpy(rewards), values_S, rows, algorithm.gae_gamma, algorithm.gae_lambda)
-        advantages.append(found[0].numpy())
-        targets.append(found[1].numpy())
+            rewards -= np.concatenate([cost[t.loss_mask] for cost, t in zip(costs[part], chosen, strict=True)])
+        known = np.concatenate([v[t.loss_mask] for v, t in zip(values[part], chosen, strict=True)], dtype=np.float64)
+        lengths = [int(np.count_nonzero(t.loss_mask)) for t in chosen]
+        rows = Rows(torch.from_numpy(np.repeat(np.arange(len(chosen)), lengths)), len(chosen))
+        found = gae(torch.from_numpy(rewards), torch.from_numpy(known), rows, algorithm.gae_gamma, algorithm.gae_lambda)
+        ends = np.cumsum(lengths)[:-1]
+        advantages += np.split(found[0].numpy(), ends)
+        targets += np.split(found[1].numpy(), ends)
     if algorithm.normalization == "whiten":
-        advantages = [w.advantages for w in whitened([Weighed(a, np.ones_like(a)) for a in advantages])]
+        advantages = [w.advantages for w in whitened([Weighed(a, np.ones_like(a)) for a in advantages], totals)]
     return _placed(trajectories, advantages), _placed(trajectories, targets)
 
 
-def token_rewards(t: TrajectoryTokens, algorithm: Algorithm, penalties: Mapping[str, float]) -> Float64:
-    """(S,) the reward of each loss token of a trajectory. The rewards from a turn to the end sum up to the turn's
-    return.
+def _chunks(lengths: Sequence[int], most: int) -> Iterator[slice]:
+    """Slices of consecutive rows with at most `most` tokens together; a longer row is one by itself."""
+    start = tokens = 0
+    for i, length in enumerate(lengths):
+        if i > start and tokens + length > most:
+            yield slice(start, i)
+            start, tokens = i, 0
+        tokens += length
+    if lengths:
+        yield slice(start, len(lengths))
+
+
+def token_rewards(
+    trajectories: Sequence[TrajectoryTokens], algorithm: Algorithm, penalties: Mapping[str, float]
+) -> Float64:
+    """(S,) the reward of each loss token, one trajectory after another. The rewards from a turn to the end of its
+    trajectory sum up to the turn's return.
 
     The last loss token of a turn gets its return minus that of the next turn with loss tokens. With `turn_discount` 1
     that is the reward between the two turns, wherever in the session's tree it was given.
     """
-    turns = t.turn_ids[t.loss_mask]
+    first = np.cumsum([0, *(len(t.turn_returns) for t in trajectories)])  # number of turns before each trajectory
+    of = [t.turn_ids[t.loss_mask] + n for t, n in zip(trajectories, first[:-1], strict=True)]
+    turns = np.concatenate([np.empty(0, np.int64), *of])
     ends = np.flatnonzero(np.diff(turns, append=-1))
-    returns = (own_returns(t, algorithm) + penalties[t.episode_id])[turns[ends]]
+    returns = np.concatenate(
+        [np.empty(0), *(own_returns(t, algorithm) + penalties[t.episode_id] for t in trajectories)]
+    )[turns[ends]]
+    owners = np.searchsorted(first, turns[ends], side="right")
+    next_returns = np.where(np.append(owners[1:] == owners[:-1], False), np.append(returns[1:], 0.0), 0.0)
     rewards = np.zeros(len(turns), np.float64)
-    rewards[ends] = returns - np.append(returns, 0.0)[1:]
+    rewards[ends] = returns - next_returns[: len(ends)]
     return rewards
 
 
@@ -107,10 +146,26 @@ def _placed(trajectories: Sequence[TrajectoryTokens], of_loss_tokens: Sequence[F
     return out
 
 
-def explained_variance(samples: Sequence[Sample]) -> float:
-    """1 − Var(target − value) / Var(target) over a batch's loss tokens: 1 is perfect, 0 or less is useless."""
-    masks = [s.tokens.loss_mask for s in samples]
-    values = np.concatenate([s.values[m] for s, m in zip(samples, masks, strict=True) if s.values is not None])
-    targets = np.concatenate([s.targets[m] for s, m in zip(samples, masks, strict=True) if s.targets is not None])
-    spread = float(targets.var(dtype=np.float64)) if len(targets) else 0.0
-    return 1 - float((targets - values).var(dtype=np.float64)) / spread if spread else 0.0
+def explained_variance(samples: Sequence[Sample], totals: Totals = alone) -> float:
+    """1 − Var(target − value) / Var(target) over a batch's loss tokens: 1 is perfect, 0 or less is useless. Collective
+    if `totals` is.
+    """
+    known = [
+        (s.targets, s.values, s.tokens.loss_mask) for s in samples if s.targets is not None and s.values is not None
+    ]
+    pairs = [(t[m].astype(np.float64), t[m].astype(np.float64) - v[m]) for t, v, m in known]
+    sums = totals(
+        {
+            "n": float(sum(len(target) for target, _ in pairs)),
+            "target": sum(float(target.sum()) for target, _ in pairs),
+            "error": sum(float(error.sum()) for _, error in pairs),
+        }
+    )
+    n = max(1.0, sums["n"])
+    squares = totals(
+        {
+            "target": sum(float(((target - sums["target"] / n) ** 2).sum()) for target, _ in pairs),
+            "error": sum(float(((error - sums["error"] / n) ** 2).sum()) for _, error in pairs),
+        }
+    )
+    return 1 - squares["error"] / squares["target"] if squares["target"] else 0.0

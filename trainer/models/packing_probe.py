@@ -25,7 +25,7 @@ from agentrl.errors import ModelFolderError, UnknownAttention
 from agentrl.trainer.models import mechanisms
 from agentrl.trainer.models.head import head_of, logits_of
 from agentrl.trainer.models.policy import Body, Policy
-from agentrl.trainer.packing import Microbatch, Sample, Unit, collate, make_units
+from agentrl.trainer.packing import Microbatch, Sample, Unit, collate, forest, make_units
 
 ALLOWED = {torch.float32: 1e-3, torch.bfloat16: 0.06}
 """Compute type → largest distance between the hidden states of two ways to compute them, relative to their size."""
@@ -153,7 +153,7 @@ def _packed(sequences: list[list[int]]) -> tuple[Microbatch, list[Tensor]]:
 
 
 def _paths(unit: Unit) -> list[np.ndarray[Any, Any]]:
-    by_name = {s.tokens.trajectory_id: path for s, path in zip(unit.samples, unit.tree.paths, strict=True)}
+    by_name = {s.tokens.trajectory_id: path for s, path in zip(unit.samples, forest(unit.samples).paths, strict=True)}
     return [by_name[name] for name in sorted(by_name)]
 
 

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from agentrl.configs.resources_config import TrainerSizes
 from agentrl.configs.trainer_config import TrainerConfig
+from agentrl.trainer.batches.share import Share
 from agentrl.trainer.distributed import World
 from agentrl.trainer.metrics.devices import Device
 from agentrl.trainer.models.policy import Body, decoder
@@ -117,9 +118,9 @@ def trace_step(
         samples = filling_samples(work, budget, passes * world.data_size, vocabulary)
         memory.enter(SCORING)
         clock.enter(SCORING)
-        samples = _scored(samples, config, models, world)
+        scored = _scored(samples, config, models, world)
         with _watched(models, optimizer, memory, clock, edge):
-            update_policy(models.policy, optimizer, samples, 0, {0: 0}, config, world, models.critic)
+            update_policy(models.policy, optimizer, scored, 0, {0: 0}, config, world, models.critic)
         clock.enter("")
     why = models.policy.unpacked
     sizes_of = [(p.numel(), p.requires_grad) for p in models.policy.parameters()]
@@ -181,13 +182,15 @@ def _learners(models: Models, optimizer: torch.optim.Optimizer) -> list[tuple[Bo
     return [(models.policy, optimizer), *([(critic.critic, critic.optimizer)] if critic else [])]
 
 
-def _scored(samples: list[Sample], config: TrainerConfig, models: Models, world: World) -> list[Sample]:
+def _scored(samples: list[Sample], config: TrainerConfig, models: Models, world: World) -> Share | list[Sample]:
     """With what reference and critic say, and with an advantage at every loss token, so that all groups teach."""
     if not (config.algorithm.needs_reference or config.algorithm.needs_critic):
         return samples
     trajectories = [s.tokens for s in samples]
-    scored = make_samples(trajectories, config.algorithm, models, config.token_budget, world)
-    return [replace(new, advantages=old.advantages) for new, old in zip(scored, samples, strict=True)]
+    share = make_samples(trajectories, config.algorithm, models, config.token_budget, world)
+    advantages = [samples[i].advantages for i in share.indices]
+    kept = [replace(s, advantages=a) for s, a in zip(share.samples, advantages, strict=True)]
+    return replace(share, samples=kept)
 
 
 @contextmanager

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import assert_never
 
 import httpx
@@ -19,6 +20,7 @@ from agentrl.domain.schemas import Json
 from agentrl.errors import AgentRLError, FencedError
 from agentrl.trainer.publish.offers import Offers
 from agentrl.trainer.publish.tensor_sharing import NoRoom
+from agentrl.trainer.publish.version_upload import UploadRefused, upload
 from agentrl.trainer.weights.published import Published
 
 FIRST_PAUSE_S = 0.2
@@ -26,6 +28,8 @@ LONGEST_PAUSE_S = 5.0
 REQUEST_TIMEOUT_S = 600.0
 MEMBERS_TIMEOUT_S = 30.0
 RETRIED = {429, 502, 503, 504}
+UPLOADS_RETRIED = {409, 507}
+"""A file arrived damaged; the proxy's disk is full."""
 
 
 class _Refused(Exception):
@@ -67,6 +71,8 @@ class Publisher:
         first = [offers] if offers is not None and self.config.transport != "disk" else []
 
         def attempt(http: httpx.Client) -> str | None:
+            if made is not None and (problem := self._upload(http, made.path)) is not None:
+                return problem
             with self._offered(http, first.pop() if first else None) as transfer:
                 return self._post(http, "/admin/publish", {**body, "transfer": transfer})
 
@@ -97,7 +103,7 @@ class Publisher:
         """
         pause_s = FIRST_PAUSE_S
         reported = False
-        with httpx.Client(timeout=httpx.Timeout(REQUEST_TIMEOUT_S, connect=5.0), trust_env=False) as http:
+        with self._client(REQUEST_TIMEOUT_S) as http:
             while True:
                 try:
                     problem = attempt(http)
@@ -122,7 +128,7 @@ class Publisher:
 
         Raises _Refused when another try cannot help, FencedError when a newer trainer has started.
         """
-        answer = http.post(f"{self.url}{path}", json=body, headers=self._headers)
+        answer = http.post(f"{self.url}{path}", json=body)
         if answer.is_success:
             return None
         reason = f"the proxy answered {answer.status_code}: {answer.text[:300]}"
@@ -132,9 +138,22 @@ class Publisher:
             raise FencedError(f"trainer epoch {body['epoch']} is over: a newer trainer has started")
         raise _Refused(reason)
 
-    @property
-    def _headers(self) -> dict[str, str]:
-        return {"Authorization": f"Bearer {self.admin_key}"}
+    def _upload(self, http: httpx.Client, folder: Path) -> str | None:
+        """Send a version to a proxy that does not see its folder; returns the reason to try again, if any.
+
+        Raises _Refused when another try cannot help.
+        """
+        try:
+            upload(http, self.url, folder)
+        except UploadRefused as error:
+            if error.status not in RETRIED | UPLOADS_RETRIED:
+                raise _Refused(str(error)) from error
+            return str(error)
+        return None
+
+    def _client(self, timeout_s: float) -> httpx.Client:
+        timeout = httpx.Timeout(timeout_s, connect=5.0)
+        return httpx.Client(headers={"Authorization": f"Bearer {self.admin_key}"}, timeout=timeout, trust_env=False)
 
     @contextmanager
     def _offered(self, http: httpx.Client, offers: Offers | None) -> Iterator[Json | None]:
@@ -154,7 +173,7 @@ class Publisher:
 
     def prepares(self) -> bool:
         """Whether the run has engines that answer, and all of them can prepare a version while they serve another."""
-        with httpx.Client(timeout=MEMBERS_TIMEOUT_S, trust_env=False) as http:
+        with self._client(MEMBERS_TIMEOUT_S) as http:
             try:
                 members = self._members(http)
             except httpx.TransportError:
@@ -163,5 +182,5 @@ class Publisher:
 
     def _members(self, http: httpx.Client) -> list[Json]:
         """The engines that answer: `url`, `ranks`, `prepares`."""
-        asked = http.get(f"{self.url}/admin/publish/members", headers=self._headers)
+        asked = http.get(f"{self.url}/admin/publish/members")
         return list(asked.json()) if asked.is_success else []

@@ -8,9 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-import numpy as np
-
-from agentrl.domain.schemas import TrajectoryTokens
+from agentrl.domain.batches.outline import Outline
 from agentrl.trainer.run.trainer_state import Trainer, say
 
 REASON = "over_budget"
@@ -22,30 +20,24 @@ def limit(t: Trainer) -> int:
     return t.config.trainer.token_budget * t.world.mesh.context_size
 
 
-def computed_tokens(trajectory: TrajectoryTokens) -> int:
-    """The tokens of a trajectory that a forward pass needs; 0 when nothing of it trains."""
-    sampled = np.flatnonzero(trajectory.loss_mask)
-    return int(sampled[-1]) if len(sampled) else 0
-
-
-def longer(trajectories: Iterable[TrajectoryTokens], tokens: int) -> list[TrajectoryTokens]:
+def longer(trajectories: Iterable[Outline], tokens: int) -> list[Outline]:
     """Those that need more than so many tokens."""
-    return [one for one in trajectories if computed_tokens(one) > tokens]
+    return [one for one in trajectories if one.computed_tokens > tokens]
 
 
-def refused_groups(t: Trainer, trajectories: Iterable[TrajectoryTokens]) -> dict[str, str]:
+def refused_groups(t: Trainer, trajectories: Iterable[Outline]) -> dict[str, str]:
     """Group → reason, for the groups that do not train because of a trajectory's length. Empty unless so configured."""
     if t.config.trainer.over_budget != "refuse":
         return {}
     return {one.group_id: REASON for one in longer(trajectories, limit(t))}
 
 
-def report(t: Trainer, trajectories: Sequence[TrajectoryTokens]) -> float:
+def report(t: Trainer, trajectories: Sequence[Outline]) -> float:
     """Count the trajectories over the limit, and warn of the first ones of this process. Called on every rank."""
     found = longer(trajectories, limit(t))
     if found and not t.warned_over_budget:
         t.warned_over_budget = True
-        longest = max(map(computed_tokens, found))
+        longest = max(one.computed_tokens for one in found)
         say(
             t,
             f"{len(found)} trajectories have more than {limit(t)} tokens, up to {longest}: each is computed in a "

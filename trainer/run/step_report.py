@@ -3,42 +3,58 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 
 import numpy as np
 
-from agentrl.domain.schemas import Batch, TrainedTrajectory
+from agentrl.domain.batches.outline import BatchOutline
+from agentrl.domain.experts.routed_experts import RouteOrigin
+from agentrl.domain.schemas import TrainedTrajectory
+from agentrl.trainer.batches.advantage_facts import AdvantageFacts
+from agentrl.trainer.batches.leased_batch import LeasedBatch
+from agentrl.trainer.batches.share import Share
+from agentrl.trainer.batches.step_times import StepTimes
 from agentrl.trainer.checkpoints.checkpoint import StepRecord
-from agentrl.trainer.metrics.batch_metrics import Metrics, batch_metrics, outcome_metrics, routing_metrics
+from agentrl.trainer.metrics.batch_metrics import (
+    Metrics,
+    batch_metrics,
+    origins_read,
+    outcome_metrics,
+    routing_metrics,
+)
 from agentrl.trainer.metrics.evaluation_metrics import EvaluationReports
 from agentrl.trainer.metrics.flops import peak_flops
 from agentrl.trainer.metrics.metric_sinks import Sinks, wanted
 from agentrl.trainer.metrics.sample_tables import table_of
-from agentrl.trainer.packing import Sample
 from agentrl.trainer.run import over_budget
 from agentrl.trainer.run.trainer_state import Trainer, say
 
 
 def step_metrics(
-    t: Trainer, batch: Batch, samples: Sequence[Sample], update: Metrics, waited_s: float, train_s: float
+    t: Trainer, batch: LeasedBatch, share: Share, advantages: AdvantageFacts, update: Metrics, times: StepTimes
 ) -> Metrics:
-    """The metrics of a step before it is saved. Only rank 0 has those from the store."""
+    """The metrics of a step before it is saved. Only rank 0 has those from the store. Collective."""
     peak = peak_flops(t.world.device)
+    train_s = times.train_s
     mfu = {"mfu": update["flops"] / (train_s * peak * t.world.size)} if peak and "flops" in update else {}
     return {
         **update,
-        **batch_metrics(batch, samples),
-        **(routing_metrics(batch) if t.config.trainer.routing_replay == "engine" else {}),
-        **outcome_metrics(batch, t.lineage.facts(batch)),
+        **batch_metrics(batch.outline, advantages),
+        **(_routing(t, share) if t.config.trainer.routing_replay == "engine" else {}),
+        **outcome_metrics(batch.outline, t.lineage.facts(batch.outline)),
         **mfu,
-        "over_budget_trajectories": over_budget.report(t, batch.trajectories),
+        "over_budget_trajectories": over_budget.report(t, batch.outlines),
         "tokens_per_s": update["tokens_trained"] / train_s,
-        "time/wait_for_batch": waited_s,
         "time/wait_for_policy": t.publish_s,
-        "time/train": train_s,
+        **times.metrics(),
     }
+
+
+def _routing(t: Trainer, share: Share) -> Metrics:
+    counts = t.world.total(origins_read(s.tokens for s in share.samples))
+    return routing_metrics({origin: counts[origin.name] for origin in RouteOrigin})
 
 
 @contextmanager
@@ -95,20 +111,21 @@ def line(t: Trainer, record: StepRecord) -> str:
     return "  ".join(parts)
 
 
-def trained_trajectories(batch: Batch, samples: Sequence[Sample]) -> list[TrainedTrajectory]:
+def trained_trajectories(batch: BatchOutline, advantages: AdvantageFacts) -> list[TrainedTrajectory]:
     """The advantage, staleness and loss tokens of each trajectory that has loss tokens."""
     trained = []
-    for sample in samples:
-        mask = sample.tokens.loss_mask
-        if mask.any():
-            ages = np.array([batch.ages[version] for version in sample.tokens.versions[mask].tolist()])
-            trained.append(
-                TrainedTrajectory(
-                    trajectory_id=sample.tokens.trajectory_id,
-                    advantage=float(np.nan_to_num(sample.advantages[mask].mean())),  # NaN: the minibatch was skipped
-                    staleness_max=int(ages.max()),
-                    staleness_mean=float(ages.mean()),
-                    tokens_trained=int(mask.sum()),
-                )
+    for one, advantage in zip(batch.trajectories, advantages.means.tolist(), strict=True):
+        if not len(one.trained):
+            continue
+        ages = [(batch.ages[version], end - start) for _, version, start, end in one.trained.tolist()]
+        tokens = one.loss_tokens
+        trained.append(
+            TrainedTrajectory(
+                trajectory_id=one.trajectory_id,
+                advantage=float(np.nan_to_num(advantage)),  # NaN: the minibatch was skipped
+                staleness_max=max(age for age, _ in ages),
+                staleness_mean=sum(age * count for age, count in ages) / tokens,
+                tokens_trained=tokens,
             )
+        )
     return trained

@@ -11,6 +11,7 @@ from agentrl import visible
 from agentrl.configs.run_config import RunConfig
 from agentrl.storage.object_store import ObjectStore
 from agentrl.trainer.algorithms.user_functions import Functions
+from agentrl.trainer.batches.read_ahead import ReadAhead
 from agentrl.trainer.checkpoints.checkpoint import CHECKPOINTS, StepRecord
 from agentrl.trainer.checkpoints.checkpoint_writer import Writing
 from agentrl.trainer.distributed import World
@@ -32,7 +33,7 @@ from agentrl.versions.weights_folder import folder_name
 
 @dataclass(slots=True)
 class Trainer:
-    """The loop's state. On ranks other than 0 `lineage`, `sinks` and `evaluations` do nothing."""
+    """The loop's state. On ranks other than 0 `lineage` only reads tokens, and `sinks` and `evaluations` do nothing."""
 
     config: RunConfig
     base_model: Path
@@ -56,6 +57,7 @@ class Trainer:
     writer: VersionWriter = field(init=False)  # of versions
     publish_s: float = 0.0
     warned_over_budget: bool = False
+    ahead: ReadAhead | None = None  # since the first step
     renewal: Renewal | None = None  # of the lease on the GPUs' memory, on rank 0
     sinks: Sinks = field(default_factory=Sinks.none)
     evaluations: EvaluationReports = field(default_factory=EvaluationReports.none)

@@ -14,6 +14,9 @@ from agentrl.store.views import engine_load, run_cards
 SILENT_S = 60.0
 """A replica or worker that was not seen for this long is marked."""
 
+OF_AN_ENGINE = ("stall_s", "stall_steps", "transport", "verified", "unverified")
+"""The facts of a publish that the page shows for each engine."""
+
 
 def read(conn: Connection, run_id: str, params: Mapping[str, str], query: Query) -> Json:
     """Engines, publishes and processes at this moment."""
@@ -36,7 +39,7 @@ def read(conn: Connection, run_id: str, params: Mapping[str, str], query: Query)
 
 def _told(facts: Json) -> Json:
     """A publish: its seconds, and a row for each engine. Facts may be one value for all engines, or one for each."""
-    by_engine = {name: facts[name] for name in ("stall_s", "transport", "verified", "unverified") if name in facts}
+    by_engine = {name: facts[name] for name in OF_AN_ENGINE if name in facts}
     urls = sorted({url for value in by_engine.values() if isinstance(value, dict) for url in value})
     start, end = facts.get("start"), facts.get("end")
     return {

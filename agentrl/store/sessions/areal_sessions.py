@@ -8,6 +8,7 @@ from typing import Any
 
 from sqlalchemy import Connection, literal, select, update
 
+from agentrl.domain.batches.outline import joined
 from agentrl.domain.schemas import Role, SessionStatus, TrajectoryTokens
 from agentrl.errors import RequestError
 from agentrl.store.calls.policy_calls import OF_THE_POLICY, STORE
@@ -18,6 +19,7 @@ from agentrl.store.sessions.session_limits import Limits
 from agentrl.store.tables import groups, interaction_data, interactions, rewards
 from agentrl.store.tables import sessions as sessions_table
 from agentrl.store.training import returns, session_verdicts, trajectories
+from agentrl.store.training.paths import path_outlines, path_tokens
 
 RESPONSE_IDS = {
     "openai.chat": "chatcmpl-",
@@ -155,6 +157,9 @@ def paths(conn: Connection, session_id: str, discount: float, *, each_call: bool
                 interactions.c.trainable,
                 interactions.c.temperature,
                 interactions.c.kv_mixed,
+                interactions.c.prompt_tokens,
+                interactions.c.prompt_digest,
+                interactions.c.output_tokens,
                 sessions_table.c.group_id,
                 interaction_data.c.prompt_delta_ids,
                 interaction_data.c.output_ids,
@@ -174,7 +179,8 @@ def paths(conn: Connection, session_id: str, discount: float, *, each_call: bool
     chosen = [trajectories.path_to(call_id, parents) for call_id in stored] if each_call else trajectories.paths(kept)
     credited = returns.of_sessions(conn, [session_id], discount)[session_id]
     verdict = session_verdicts.of_sessions(conn, [session_id])[session_id]
-    versions = {version for row in calls.values() for version, _, _ in row.spans}
+    spans = {call_id: row.spans for call_id, row in calls.items()}
+    versions = {version for of_call in spans.values() for version, _, _ in of_call}
     taken: set[str] = set()
     found = []
     for path in chosen:
@@ -186,7 +192,8 @@ def paths(conn: Connection, session_id: str, discount: float, *, each_call: bool
             )
             for call_id in path
         ]
-        tokens, _ = trajectories.assemble(turns, credited, verdict, versions)
+        outline = path_outlines.outline(turns, spans, credited, verdict, versions)
+        tokens = joined(outline, path_tokens.of_calls(turns))
         names = [RESPONSE_IDS[calls[call_id].dialect] + call_id for call_id in path]
         found.append(Path(names, tokens, [credited.calls.get(call_id) for call_id in path]))
     return found

@@ -1,7 +1,7 @@
 """Admission: whether a run takes another group now, by one conditional UPDATE of its counters.
 
-A place is free while `admitted - returned` is below the staleness capacity and `running` is below
-`max_concurrent_groups`.
+A place is free while `admitted - returned` is below the capacity of the staleness that engines leave
+(`trainer.max_staleness` minus `publish.lag`) and `running` is below `max_concurrent_groups`.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ def free_slots(conn: Connection, run_id: str, limits: Limits) -> int:
 
 def _bound(run: Row[Any], limits: Limits) -> int:
     return capacity(
-        max_staleness=limits.max_staleness,
+        max_staleness=limits.max_staleness - limits.lag,  # an engine may sample with a version that much older
         published_step=run.published_step,
         groups_per_step=limits.groups_per_step,
         target_steps=run.target_steps,

@@ -20,6 +20,7 @@ class Limits:
     min_group_size: int
     max_concurrent_groups: int
     max_staleness: int
+    lag: int = 0  # versions that an engine may be behind the run: `publish.lag`
     groups_per_step: int
     turn_discount: float
     reward_timeout_s: float
@@ -42,6 +43,7 @@ class Limits:
             min_group_size=config.rollout.min_group_size,
             max_concurrent_groups=config.rollout.max_concurrent_groups if config.steps else NO_BOUND,
             max_staleness=config.trainer.max_staleness,
+            lag=config.publish.lag,
             groups_per_step=config.trainer.groups_per_step,
             turn_discount=config.rollout.turn_discount,
             reward_timeout_s=config.proxy.reward_timeout_s,

@@ -25,8 +25,10 @@ class Wanted:
     expired: bool = False  # the trainer's turn has just ended, because it was not renewed
 
 
-def version_to_serve(conn: Connection, run_id: str, reported: int | None) -> Wanted:
+def version_to_serve(conn: Connection, run_id: str, reported: int | None, lag: int = 0) -> Wanted:
     """The version that an engine should serve if it reports `reported`: the run's current version, as a rule.
+
+    With a `lag`, it may keep one of the `within_lag` versions of the current one.
 
     While any replica publishes the reported version, it is that version, so that no replica undoes the publish. This
     holds for a pending version newer than the current one, and for a published version if the current one was rolled
@@ -45,7 +47,7 @@ def version_to_serve(conn: Connection, run_id: str, reported: int | None) -> Wan
         .join_from(runs, memory_leases, memory_leases.c.run_id == runs.c.id, isouter=True)
         .where(runs.c.id == run_id)
     ).one()
-    version = _version_to_serve(conn, run_id, run, run.handed if reported is None else reported)
+    version = _version_to_serve(conn, run_id, run, run.handed if reported is None else reported, lag)
     if run.epoch is None:
         return Wanted(version)
     is_turn = run.handed is None
@@ -54,7 +56,7 @@ def version_to_serve(conn: Connection, run_id: str, reported: int | None) -> Wan
     )
 
 
-def _version_to_serve(conn: Connection, run_id: str, run: Row[Any], reported: int | None) -> int:
+def _version_to_serve(conn: Connection, run_id: str, run: Row[Any], reported: int | None, lag: int) -> int:
     current = int(run.current_version)
     theirs = None if reported is None or reported == current else run_records.version(conn, run_id, reported)
     if theirs is None:
@@ -66,7 +68,37 @@ def _version_to_serve(conn: Connection, run_id: str, run: Row[Any], reported: in
         published = (
             theirs.state == VersionState.PUBLISHED and ours is not None and ours.state == VersionState.ROLLED_BACK
         )
+    published = published or theirs.version in within_lag(conn, run_id, current, lag)
     return int(theirs.version) if published else current
+
+
+def within_lag(conn: Connection, run_id: str, version: int, lag: int) -> set[int]:
+    """The versions that an engine may keep while the run's is `version`: its last `lag` ancestors, if published."""
+    kept: set[int] = set()
+    row = run_records.version(conn, run_id, version)
+    for _ in range(lag):
+        if row is None or row.parent_version is None:
+            break
+        row = run_records.version(conn, run_id, row.parent_version)
+        if row is None or row.state != VersionState.PUBLISHED:
+            break
+        kept.add(int(row.version))
+    return kept
+
+
+def target(conn: Connection, run_id: str) -> tuple[int, str | None, str | None] | None:
+    """The version, folder and checksum to which engines that are behind the run change.
+
+    None while there is none: the run's version was rolled back, or the engines' memory is a trainer's.
+    """
+    leased = select(memory_leases.c.run_id).where(memory_leases.c.run_id == run_id)
+    row = conn.execute(
+        select(weight_versions.c.version, weight_versions.c.path, weight_versions.c.checksum)
+        .join(runs, runs.c.id == weight_versions.c.run_id)
+        .where(weight_versions.c.run_id == run_id, weight_versions.c.version == runs.c.current_version)
+        .where(weight_versions.c.state == VersionState.PUBLISHED, ~leased.exists())
+    ).first()
+    return None if row is None else (int(row.version), row.path, row.checksum)
 
 
 def undone(conn: Connection, run_id: str, version: int) -> bool:

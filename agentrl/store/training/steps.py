@@ -14,6 +14,7 @@ from typing import Any
 
 from sqlalchemy import Connection, Row, delete, insert, select, update
 
+from agentrl.domain.batches.outline import BatchOutline
 from agentrl.domain.schemas import TRAINED, Batch, Json, StepState, TrainedBatch, TrajectoryState, VersionState
 from agentrl.errors import StoreError
 from agentrl.store import runs
@@ -23,6 +24,7 @@ from agentrl.store.tables import step_trajectories, steps, weight_versions
 from agentrl.store.tables import trajectories as trajectories_table
 from agentrl.store.training import leases, trajectories
 from agentrl.store.training.leases import StalePolicy
+from agentrl.store.training.paths import path_outlines
 from agentrl.store.training.returns import Rescore
 from agentrl.store.training.trainer_epochs import check_epoch
 
@@ -101,8 +103,10 @@ def refuse(conn: Connection, run_id: str, epoch: int, step_id: str, reasons: Map
     conn.execute(delete(steps).where(steps.c.id == step_id))
 
 
-def batch(conn: Connection, step_id: str, *, discount: float | None = None, rescore: Rescore | None = None) -> Batch:
-    """The batch of a leased, trained or published step. The trainer and every later replay read the same batch.
+def outlined(
+    conn: Connection, step_id: str, *, discount: float | None = None, rescore: Rescore | None = None
+) -> BatchOutline:
+    """The batch of a leased, trained or published step, without its tokens.
 
     The lease freezes it: calls cannot change, and later rewards are not applied. `discount` and `rescore` compute its
     returns by another credit assignment. Raises StoreError for a step that is unknown or was rolled back.
@@ -115,22 +119,36 @@ def batch(conn: Connection, step_id: str, *, discount: float | None = None, resc
         .where(trajectories_table.c.lease_step_id == step_id)
         .order_by(trajectories_table.c.group_id, trajectories_table.c.id)
     ).all()
-    loaded = trajectories.load(
+    ages = runs.young_ages(conn, step.run_id, step.version_before, step.max_staleness)
+    outlines = path_outlines.read(
         conn,
         [row.id for row in rows],
-        ages=runs.young_ages(conn, step.run_id, step.version_before, step.max_staleness),
+        ages=ages,
         discount=step.turn_discount if discount is None else discount,
         stale={row.id for row in rows if row.state == TrajectoryState.STALE},
         rescore=rescore,
-        routing=True,
     )
-    return Batch(
+    return BatchOutline(
         step_id=step_id,
         step=step.step,
         version=step.version_before,
-        trajectories=loaded.trajectories,
-        ages=loaded.ages,
-        wasted_tokens=loaded.wasted_tokens,
+        trajectories=outlines,
+        ages=trajectories.ages_in(outlines, ages),
+    )
+
+
+def batch(conn: Connection, step_id: str, *, discount: float | None = None, rescore: Rescore | None = None) -> Batch:
+    """The whole batch of a step. The trainer's ranks read the same batch in parts. Raises as `outlined`, and ValueError
+    and LookupError for recorded data that do not belong together.
+    """
+    outline = outlined(conn, step_id, discount=discount, rescore=rescore)
+    return Batch(
+        step_id=step_id,
+        step=outline.step,
+        version=outline.version,
+        trajectories=trajectories.with_tokens(conn, outline.trajectories, routing=True),
+        ages=outline.ages,
+        wasted_tokens=outline.wasted_tokens,
     )
 
 

@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence, Set
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 from sqlalchemy import Connection, Row, insert, select, update
 
-from agentrl.domain.schemas import PROMPT_VERSION, Json, TrajectoryState, TrajectoryTokens
+from agentrl.domain.batches.outline import Outline, joined
+from agentrl.domain.schemas import Json, TrajectoryState, TrajectoryTokens
 from agentrl.domain.verdicts import Verdict
 from agentrl.store import family
-from agentrl.store.calls import call_routing
 from agentrl.store.calls.policy_calls import OF_THE_POLICY
-from agentrl.store.db import codec
 from agentrl.store.db.codec import new_id
-from agentrl.store.tables import interaction_data, interactions, trajectories, trajectory_interactions
+from agentrl.store.tables import interactions, trajectories, trajectory_interactions
 from agentrl.store.training import returns, session_verdicts
+from agentrl.store.training.paths import path_outlines, path_tokens
 from agentrl.store.training.returns import Rescore, SessionReturns
 
 LONGEST_REASON = 100
@@ -166,86 +165,28 @@ def load(
     """Tokens, masks and returns of trajectories, in the order given.
 
     `ages` maps the weight versions that are young enough to their ages. Tokens of other versions are masked out of the
-    loss, and so is every token of a trajectory in `stale`. `routing` loads the recorded experts too.
+    loss, and so is every token of a trajectory in `stale`. `routing` loads the recorded experts too. Raises ValueError
+    and LookupError for recorded data that do not belong together.
     """
-    rows = conn.execute(
-        select(
-            trajectories.c.id.label("trajectory_id"),
-            trajectories.c.session_id,
-            trajectories.c.group_id,
-            trajectory_interactions.c.owned,
-            interactions.c.id.label("interaction_id"),
-            interactions.c.trainable,
-            interactions.c.temperature,
-            interactions.c.kv_mixed,
-            interaction_data.c.prompt_delta_ids,
-            interaction_data.c.output_ids,
-            interaction_data.c.logprobs,
-            interaction_data.c.spans,
-        )
-        .join(trajectory_interactions, trajectory_interactions.c.trajectory_id == trajectories.c.id)
-        .join(interactions, interactions.c.id == trajectory_interactions.c.interaction_id)
-        .join(interaction_data, interaction_data.c.interaction_id == interactions.c.id)
-        .where(trajectories.c.id.in_(trajectory_ids))
-        .order_by(trajectories.c.id, trajectory_interactions.c.position)
-    )
-    by_id: dict[str, list[Any]] = {tid: [] for tid in trajectory_ids}
-    for row in rows:
-        by_id[row.trajectory_id].append(row)
-    sessions_of = {tid: str(turns[0].session_id) for tid, turns in by_id.items()}
-    session_ids = sorted(set(sessions_of.values()))
-    credited = returns.of_sessions(conn, session_ids, discount, rescore)
-    found = session_verdicts.of_sessions(conn, session_ids)
-    loaded = [
-        assemble(by_id[tid], credited[sid], found[sid], set() if tid in stale else ages.keys())
-        for tid, sid in sessions_of.items()
-    ]
-    if routing:
-        chosen = call_routing.of_trajectories(conn, {t.trajectory_id: len(t.input_ids) for t, _ in loaded})
-        loaded = [(replace(t, routed=chosen.get(t.trajectory_id)), wasted) for t, wasted in loaded]
-    seen = {version for turns in by_id.values() for turn in turns for version, _, _ in turn.spans}
+    outlines = path_outlines.read(conn, trajectory_ids, ages=ages, discount=discount, stale=stale, rescore=rescore)
     return Loaded(
-        trajectories=[tokens for tokens, _ in loaded],
-        ages={version: age for version, age in ages.items() if version in seen},
-        wasted_tokens=sum(wasted for _, wasted in loaded),
+        trajectories=with_tokens(conn, outlines, routing=routing),
+        ages=ages_in(outlines, ages),
+        wasted_tokens=sum(one.wasted_tokens for one in outlines),
     )
 
 
-def assemble(
-    turns: Sequence[Any], credited: SessionReturns, verdict: Verdict, young: Set[int]
-) -> tuple[TrajectoryTokens, int]:
-    """One trajectory, and how many of its tokens are too old to train; `turns` are rows as `load` reads them."""
-    ids, mask, logprobs, versions, turn_ids, temperatures = ([] for _ in range(6))
-    wasted = 0
-    for position, turn in enumerate(turns):
-        delta, output = codec.unpack_ids(turn.prompt_delta_ids), codec.unpack_ids(turn.output_ids)
-        trains = turn.owned and turn.trainable and turn.interaction_id in credited.calls
-        sampled_by = np.empty(len(output), np.int32)
-        trained = np.zeros(len(output), np.bool_)
-        for version, start, end in turn.spans:
-            sampled_by[start:end] = version
-        for version, start, end in verdict.within(turn.interaction_id, turn.spans) if trains else ():
-            trained[start:end] = version in young
-            wasted += 0 if version in young else end - start
-        ids += [delta, output]
-        mask += [np.zeros(len(delta), np.bool_), trained]
-        logprobs += [np.zeros(len(delta), np.float32), codec.unpack_logprobs(turn.logprobs)]
-        versions += [np.full(len(delta), PROMPT_VERSION, np.int32), sampled_by]
-        turn_ids += [np.full(len(delta), -1, np.int32), np.full(len(output), position, np.int32)]
-        temperatures += [np.ones(len(delta), np.float32), np.full(len(output), turn.temperature, np.float32)]
-    tokens = TrajectoryTokens(
-        trajectory_id=turns[0].trajectory_id,
-        session_id=turns[0].session_id,
-        episode_id=credited.episode_id,
-        group_id=turns[0].group_id,
-        input_ids=np.concatenate(ids),
-        loss_mask=np.concatenate(mask),
-        logprobs=np.concatenate(logprobs),
-        versions=np.concatenate(versions),
-        turn_ids=np.concatenate(turn_ids),
-        temperatures=np.concatenate(temperatures),
-        turn_returns=np.array([credited.calls.get(turn.interaction_id, 0.0) for turn in turns], np.float64),
-        episode_return=credited.episode_return,
-        kv_mixed_turns=frozenset(position for position, turn in enumerate(turns) if turn.kv_mixed),
-    )
-    return tokens, wasted
+def with_tokens(conn: Connection, outlines: Sequence[Outline], *, routing: bool) -> list[TrajectoryTokens]:
+    """Trajectories with their tokens."""
+    by_id = {one.trajectory_id: one for one in outlines}
+    return [
+        joined(by_id[tid], tokens)
+        for chunk in path_tokens.chunks({one.trajectory_id: one.length for one in outlines})
+        for tid, tokens in path_tokens.read(conn, {tid: by_id[tid].calls for tid in chunk}, routing=routing).items()
+    ]
+
+
+def ages_in(outlines: Sequence[Outline], ages: Mapping[int, int]) -> dict[int, int]:
+    """Of the ages of versions, those of versions that sampled some trajectories."""
+    seen = {version for one in outlines for version in one.sampled[:, 1].tolist()}
+    return {version: age for version, age in ages.items() if version in seen}

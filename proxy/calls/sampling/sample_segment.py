@@ -22,6 +22,9 @@ from agentrl.proxy.dialects.model_answer import Tokens, TopLogprobs
 from agentrl.proxy.engines.engine_state import Engine
 from agentrl.proxy.engines.pool import EnginePool
 
+TIMED_STEPS = 8
+"""Decode steps of a segment whose time is taken."""
+
 
 class Interrupted(EngineError):
     """The answer broke off and cannot be continued exactly. It may be sampled again if nothing was delivered."""
@@ -71,6 +74,8 @@ class Segment:
     n_known: int = 0  # tokens known to be sampled by `version`
     checked: bool = False
     ended: bool = False  # the engine sent its last event
+    first_at: float | None = None  # when its first tokens came (monotonic)
+    n_first: int = 0  # how many tokens the answer had then
 
     def cache_key(self, name: str) -> str | None:
         """The cache namespace of the request: that of its version, or the new `name` where the version is unknown.
@@ -112,9 +117,18 @@ class Segment:
             sampled.kv_mixed |= self.keeps_cache and len(self.versions) > 1
         if sampled.routed is not None:
             sampled.routed.read(chunk, len(sampled.output_ids))
+        if chunk.output_ids and self.first_at is None:
+            self.first_at, self.n_first = time.monotonic(), len(sampled.output_ids)
         if chunk.finish_reason is not None:
             self.ended = True
             sampled.finish_reason = chunk.finish_reason
+            self._time_steps(len(sampled.output_ids))
+
+    def _time_steps(self, n_tokens: int) -> None:
+        """Tell the engine how long its decode steps were: each gave one token. A segment with an update is left out."""
+        steps = n_tokens - self.n_first
+        if self.first_at is not None and steps >= TIMED_STEPS and len(self.versions) <= 1:
+            self.engine.saw_steps((time.monotonic() - self.first_at) / steps)
 
     async def account(self, sampled: Sampled, pool: EnginePool) -> None:
         """Attribute the tokens of a segment that broke off to a version. Raises Interrupted when it is not known."""

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from agentrl.domain.schemas import Json
 from agentrl.proxy.engines.engine_state import Engine
-from agentrl.proxy.engines.version_delivery import Delivery, Loaded
+from agentrl.proxy.engines.version_delivery import KEPT, Delivery, Loaded
 
 
 def publish_facts(
@@ -35,8 +35,8 @@ def publish_facts(
 
 
 def _unverified(delivery: Delivery, loaded: Loaded) -> str | None:
-    """Why no tensor of an engine was compared with the trainer's; None if some were."""
-    if loaded.verified:
+    """Why no tensor of an engine was compared with the trainer's; None if some were, or it keeps its version."""
+    if loaded.verified or loaded.transport == KEPT:
         return None
     if loaded.transport == "adapter":
         return "no whole weights were loaded"

@@ -48,6 +48,7 @@ def test_overrides_win_and_are_yaml(path: Path) -> None:
             {"publish": {"lag": 1}, "trainer": {"lora": {"rank": 4, "publish": "adapter"}}},
             "publish.lag: needs whole weights",
         ),
+        ({"publish": {"lag": 1, "transport": "tensor"}}, "publish.lag: needs publish.transport: disk"),
         ({"publish": {"serving_share": 1.5}}, "config key 'publish.serving_share'"),
         ({"name": "../x"}, "config key 'name'"),
         ({"model": None}, "config key 'model'"),

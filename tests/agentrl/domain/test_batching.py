@@ -56,15 +56,16 @@ def test_sequences_in_a_line_share_nothing_and_show_a_token_its_own_past(rows: l
 @given(sequences, st.integers(1, 20))
 def test_split_trees_fit_the_budget_unless_one_sequence_alone_does_not(rows: list[list[int]], budget: int) -> None:
     parts = split_by_budget(arrays(rows), budget)
-    assert sorted(i for part in parts for i in part) == list(range(len(rows)))
-    for part in parts:
-        assert len(part) == 1 or len(build_tree(arrays([rows[i] for i in part]))) <= budget
+    assert sorted(i for part, _ in parts for i in part) == list(range(len(rows)))
+    for part, size in parts:
+        assert size == len(build_tree(arrays([rows[i] for i in part])))
+        assert len(part) == 1 or size <= budget
 
 
 @given(sequences, st.integers(1, 20))
 def test_a_part_ends_only_where_the_next_sequence_does_not_fit(rows: list[list[int]], budget: int) -> None:
     """Sorted, so that those that share a prefix come together."""
-    parts = split_by_budget(arrays(rows), budget)
+    parts = [part for part, _ in split_by_budget(arrays(rows), budget)]
     in_order = [rows[i] for part in parts for i in part]
     assert in_order == sorted(rows)
     for part, following in pairwise(parts):

@@ -32,6 +32,17 @@ class Store(EngineRecords):
         self.claimed: dict[str, str] = {}
         self.fails = 0
 
+    @property
+    def lag(self) -> int:
+        return 0
+
+    @property
+    def run_version(self) -> int | None:
+        return None
+
+    async def kept(self, version: int) -> set[int]:
+        return set()
+
     async def wanted(self, reported: int | None) -> Wanted:
         return Wanted(self.version if reported not in self.pending else reported or 0)
 

@@ -17,7 +17,7 @@ from agentrl.store.db import bulk, codec
 from agentrl.store.tables import interaction_data, interactions
 from agentrl.store.training import steps
 from agentrl.trainer.distributed import World
-from agentrl.trainer.metrics.batch_metrics import routing_metrics
+from agentrl.trainer.metrics.batch_metrics import origins_read, routing_metrics
 
 PAGE = Path(__file__).parents[3] / "docs" / "metrics.md"
 
@@ -85,7 +85,8 @@ def test_a_batch_without_loss_tokens_has_no_tokens_to_replay(mixture_run: Setup)
     batch = mixture_run.database.query(_first_batch, mixture_run)
     for t in batch.trajectories:
         t.loss_mask[:] = False
-    assert routing_metrics(batch) == {
+    counts = origins_read(batch.trajectories)
+    assert routing_metrics({origin: counts[origin.name] for origin in RouteOrigin}) == {
         "routing/tokens": 0.0,
         "routing/missing": 0.0,
         "routing/recorded": 0.0,

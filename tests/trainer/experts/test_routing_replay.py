@@ -17,7 +17,7 @@ from agentrl.configs.algorithm import Algorithm
 from agentrl.errors import ModelFolderError
 from agentrl.trainer.distributed import World
 from agentrl.trainer.experts.routing_replay import Routing
-from agentrl.trainer.packing import collate, collate_unpacked, make_units
+from agentrl.trainer.packing import collate, make_units
 from agentrl.trainer.scoring import Scorer
 
 ALLOWED = 2e-5
@@ -145,7 +145,7 @@ def test_a_pass_that_does_not_replay_is_left_alone(mixture: Path, world: World) 
     batch.routes = None
     assert torch.equal(off(batch)[0], plain)
     on = Run(mixture, world, **ON).models.policy
-    whole = collate_unpacked(units, 0)
+    whole = collate(units, len(samples))
     assert whole.routes is not None
     batch.routes = whole.routes
     with pytest.raises(AssertionError, match="routes of"):

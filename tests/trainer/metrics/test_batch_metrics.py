@@ -7,10 +7,12 @@ import math
 import numpy as np
 import pytest
 import torch
-from support import random_trajectory
+from support import outline_of, random_trajectory
 
-from agentrl.domain.schemas import Batch, TrajectoryTokens
+from agentrl.domain.batches.outline import BatchOutline
+from agentrl.domain.schemas import TrajectoryTokens
 from agentrl.store.training.batch_facts import BatchFacts
+from agentrl.trainer.batches.advantage_facts import AdvantageFacts
 from agentrl.trainer.metrics.batch_metrics import (
     LABELS_KEPT,
     batch_metrics,
@@ -20,7 +22,6 @@ from agentrl.trainer.metrics.batch_metrics import (
     outcome_metrics,
     ratio_metrics,
 )
-from agentrl.trainer.packing import Sample
 
 TWO_TO_ONE = torch.tensor([3.0] * 1 + [1.0] * 3).log()
 
@@ -32,17 +33,14 @@ def trajectory(group: str, name: str, value: float, *, version: int = 1, prompt:
     return made
 
 
-def batch(*trajectories: TrajectoryTokens, wasted: int = 0) -> Batch:
-    return Batch(
-        step_id="s", step=1, version=1, trajectories=list(trajectories), ages={0: 1, 1: 0}, wasted_tokens=wasted
-    )
+def batch(*trajectories: TrajectoryTokens, wasted: int = 0) -> BatchOutline:
+    outlines = [outline_of(t, wasted_tokens=wasted * (i == 0)) for i, t in enumerate(trajectories)]
+    return BatchOutline(step_id="s", step=1, version=1, trajectories=outlines, ages={0: 1, 1: 0})
 
 
-def samples(of: Batch, *advantages: float) -> list[Sample]:
-    return [
-        Sample(t, np.where(t.loss_mask, a, 0).astype(np.float32))
-        for t, a in zip(of.trajectories, advantages, strict=True)
-    ]
+def facts_of(*advantages: float) -> AdvantageFacts:
+    """Of trajectories that have one advantage each."""
+    return AdvantageFacts(np.array(advantages, np.float64), np.zeros(len(advantages)), np.array(advantages) != 0)
 
 
 def test_equal_ratios_give_a_full_effective_sample_size() -> None:
@@ -81,14 +79,14 @@ def test_each_episode_counts_one_return() -> None:
     first, again, other = trajectory("g", "a", 1.0), trajectory("g", "b", 1.0), trajectory("g", "c", 4.0)
     object.__setattr__(again, "episode_id", first.episode_id)
     of = batch(first, again, other)
-    found = batch_metrics(of, samples(of, 1, 1, -1))
+    found = batch_metrics(of, facts_of(1, 1, -1))
     assert (found["reward/mean"], found["reward/std"], found["sessions"]) == (2.5, 1.5, 2)
     assert (found["reward/min"], found["reward/max"]) == (1, 4)
 
 
 def test_zero_groups_is_the_share_of_groups_without_advantage() -> None:
     of = batch(*(trajectory(group, name, 0.0) for group in "gh" for name in "ab"))
-    found = batch_metrics(of, samples(of, 1, -1, 0, 0))
+    found = batch_metrics(of, facts_of(1, -1, 0, 0))
     assert found["advantage/zero_groups"] == 0.5
     assert found["advantage/mean"] == 0
     assert found["advantage/std"] == pytest.approx(math.sqrt(0.5))
@@ -98,7 +96,7 @@ def test_ages_are_a_histogram_of_loss_tokens() -> None:
     old, new = trajectory("g", "a", 0.0, version=0), trajectory("g", "b", 1.0)
     new.loss_mask[np.flatnonzero(new.loss_mask)[:5]] = False  # half of them, ten others are left
     of = batch(old, new, wasted=3)
-    found = batch_metrics(of, samples(of, 1, -1))
+    found = batch_metrics(of, facts_of(1, -1))
     assert found["off_policy/age_0"] == pytest.approx(5 / 15)
     assert found["off_policy/age_1"] == found["off_policy/mean"] == pytest.approx(10 / 15)
     assert (found["off_policy/max"], found["off_policy/dropped"]) == (1, 3)
@@ -106,7 +104,7 @@ def test_ages_are_a_histogram_of_loss_tokens() -> None:
 
 def test_lengths_are_measured_per_trajectory() -> None:
     of = batch(trajectory("g", "a", 0.0, prompt=4), trajectory("g", "b", 0.0, prompt=8))
-    found = batch_metrics(of, samples(of, 0, 0))
+    found = batch_metrics(of, facts_of(0, 0))
     assert (found["length/prompt_mean"], found["length/prompt_max"]) == (6, 8)
     assert (found["length/output_mean"], found["length/output_max"]) == (10, 10)
     assert (found["length/total_mean"], found["length/total_max"]) == (6 + 3 + 10, 8 + 3 + 10)

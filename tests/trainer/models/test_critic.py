@@ -60,7 +60,7 @@ def test_rewards_from_a_turn_on_sum_up_to_its_return(
 ) -> None:
     t, chosen = trajectory(turn_returns, masked), Algorithm(**{"preset": "ppo"} | algorithm)
     penalties = {t.episode_id: -1.0 if chosen.overlong_tokens else 0.0}
-    assert token_rewards(t, chosen, penalties).tolist() == expected
+    assert token_rewards([t], chosen, penalties).tolist() == expected
 
 
 # -- advantages ----------------------------------------------------------------------------------------------------
@@ -150,7 +150,7 @@ def judged(model: Path, world: World, critic: Critic) -> list[Any]:
     learner = Learner(critic, torch.optim.SGD([p for _, p in critic.trainable()], lr=1.0))
     models = Models(policy=load_sharded(Policy, model, world.mesh), critic=learner)
     trajectories = [s.tokens for s in random_samples()]
-    return make_samples(trajectories, Algorithm(**PLAIN), models, 4096, world)
+    return make_samples(trajectories, Algorithm(**PLAIN), models, 4096, world).samples
 
 
 def test_a_new_critic_predicts_zero(tiny_model: Path, world: World) -> None:

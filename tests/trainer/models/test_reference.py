@@ -132,7 +132,9 @@ def judged(
     policy = load_sharded(Policy, model, world.mesh)
     reference = Reference(policy)
     reference.overlay(other, world)
-    return policy, make_samples(TRAJECTORIES, algorithm, Models(policy=policy, reference=reference), budget, world)
+    return policy, make_samples(
+        TRAJECTORIES, algorithm, Models(policy=policy, reference=reference), budget, world
+    ).samples
 
 
 @pytest.mark.parametrize("kl", ["loss", "reward"])
@@ -176,8 +178,8 @@ def test_a_policy_equal_to_its_reference_has_no_divergence(tiny_model: Path, wor
     policy = load_sharded(Policy, tiny_model, world.mesh)
     algorithm = Algorithm(preset="rloo", kl_coef=0.1)
     models = Models(policy=policy, reference=Reference(policy))
-    with_kl = make_samples(TRAJECTORIES, algorithm, models, 4096, world)
-    without = make_samples(TRAJECTORIES, Algorithm(preset="rloo"), Models(policy=policy), 4096, world)
+    with_kl = make_samples(TRAJECTORIES, algorithm, models, 4096, world).samples
+    without = make_samples(TRAJECTORIES, Algorithm(preset="rloo"), Models(policy=policy), 4096, world).samples
     for a, b in zip(with_kl, without, strict=True):
         np.testing.assert_allclose(a.advantages, b.advantages, atol=1e-6)
     config = TrainerConfig(algorithm=algorithm)

@@ -64,11 +64,14 @@ def step(folder: Path, layout: tuple[int, ...], settings: dict[str, Any], sample
         models = run_models.make_models(folder, config, world)
         optimizer = make_optimizer(models.policy, config)
         trajectories = [s.tokens for s in samples]
-        samples = make_samples(trajectories, config.algorithm, models, config.tokens_per_microbatch, world)
-        samples = [replace(s, advantages=s.tokens.loss_mask.astype("float32")) for s in samples]  # all groups teach
+        share = make_samples(trajectories, config.algorithm, models, config.tokens_per_microbatch, world)
+        taught = [
+            replace(s, advantages=s.tokens.loss_mask.astype("float32")) for s in share.samples
+        ]  # all groups teach
+        share = replace(share, samples=taught)
         facts = FactCollector(set(), config.algorithm)
         metrics = update.update_policy(
-            models.policy, optimizer, samples, 1, AGES, config, world, models.critic, token_facts=facts
+            models.policy, optimizer, share, 1, AGES, config, world, models.critic, token_facts=facts
         )
         run_models.after_step(models, 1, config)
         held = [p for _, p in models.policy.trainable()]

@@ -21,6 +21,6 @@ def test_each_group_is_one_microbatch_filled_to_its_budget(tokens: int, prompt: 
     units = make_units(samples, max(budget, tokens))
     assert len(units) == count
     for unit in units:
-        assert budget - SMALLEST <= len(unit.tree) <= max(budget, tokens - 1)
+        assert budget - SMALLEST <= unit.size <= max(budget, tokens - 1)
     (minibatch,) = plan(units, ranks=1, minibatches=1, budget=max(budget, tokens))
     assert sum(map(len, minibatch[0])) == count

@@ -46,7 +46,8 @@ def test_publishes_have_a_row_for_each_engine(db: Database) -> None:
     history = History(db, seed=1)
     facts = {
         "version": 1, "start": 10.0, "end": 12.5, "bytes": 1000, "stall_s": {"http://a": 0.5, "http://b": 1.5},
-        "transport": {"http://a": "shared", "http://b": "disk"}, "verified": {"http://a": 7, "http://b": 0},
+        "stall_steps": {"http://a": 1.25}, "transport": {"http://a": "prepared", "http://b": "disk"},
+        "verified": {"http://a": 7, "http://b": 0},
         "unverified": {"http://b": "it has two ranks"},
     }  # fmt: skip
     db.transact(events.record, history.run_id, "publish", facts, "proxy")
@@ -55,7 +56,7 @@ def test_publishes_have_a_row_for_each_engine(db: Database) -> None:
     assert rows[0][0] == "2"
     assert rows[0][4:] == ["all engines", "0.2 s", "disk", "–"]
     assert rows[1][0] == "1"
-    assert rows[1][2:] == ["2.5 s", "1000", "http://a", "0.5 s", "shared", "7 tensors"]
+    assert rows[1][2:] == ["2.5 s", "1000", "http://a", "0.5 s (1.2 decode steps)", "prepared", "7 tensors"]
     assert rows[2] == ["http://b", "1.5 s", "disk", "no: it has two ranks"]
 
 
@@ -90,7 +91,13 @@ def test_an_empty_run_says_what_is_missing(db: Database) -> None:
 def test_what_others_wrote_is_text(db: Database) -> None:
     history = History(db, seed=1)
     add_engine(db, history.run_id, HOSTILE, error=HOSTILE, updater=HOSTILE[:90])
-    facts = {"version": HOSTILE, "transport": {HOSTILE: HOSTILE}, "unverified": {HOSTILE: HOSTILE}, "bytes": HOSTILE}
+    facts = {
+        "version": HOSTILE,
+        "transport": {HOSTILE: HOSTILE},
+        "stall_steps": {HOSTILE: HOSTILE},
+        "unverified": {HOSTILE: HOSTILE},
+        "bytes": HOSTILE,
+    }
     db.transact(events.record, history.run_id, "publish", facts, "proxy")
     with db.write() as conn:
         seen = {"kind": "worker", "name": HOSTILE[:90], "started_at": 1.0, "last_seen_at": time.time()}

@@ -76,9 +76,11 @@ class PreparedFleet:
         add_version(self.replicas.database, self.replicas.run_id, version, folder, manifest.checksum)
         return version
 
-    def publish(self, version: int, name: str = "a", delivery: Delivery = BY_FOLDER) -> asyncio.Task[Json]:
+    def publish(
+        self, version: int, name: str = "a", delivery: Delivery = BY_FOLDER, epoch: int | None = None
+    ) -> asyncio.Task[Json]:
         pool, store = self.replicas.pools[name], self.replicas.stores[name]
-        return asyncio.create_task(publishing.publish(store, pool, version, None, delivery))
+        return asyncio.create_task(publishing.publish(store, pool, version, epoch, delivery))
 
     def digests(self, version: int) -> dict[str, str]:
         """The digests of a version's tensors."""
@@ -94,5 +96,5 @@ class PreparedFleet:
 
 
 def paths(engine: FakeEngine) -> list[str]:
-    """The routes that an engine was asked for, without repeats of prepare."""
+    """The routes of the requests that changed an engine, in their order."""
     return [path for path, _ in engine.calls]

@@ -29,6 +29,7 @@ LOAD = "/update_weights_from_disk"
 async def test_an_engine_prepares_pauses_swaps_and_goes_on(fleet: PreparedFleet) -> None:
     version = fleet.write()
     delivery = Delivery(digests=fleet.digests(version), n_bytes=1000)
+    fleet.replicas.engine("a", fleet.urls[0]).saw_steps(0.01)
     facts = await fleet.publish(version, delivery=delivery)
     for engine in fleet.engines:
         assert paths(engine) == [PREPARE, PAUSE, SWAP, CONTINUE]
@@ -40,6 +41,7 @@ async def test_an_engine_prepares_pauses_swaps_and_goes_on(fleet: PreparedFleet)
     assert facts["verified"] == dict.fromkeys(fleet.urls, len(delivery.digests))
     assert facts["prepared_s"].keys() == facts["stall_s"].keys() == set(fleet.urls)
     assert facts["unverified"] == {}
+    assert facts["stall_steps"] == {fleet.urls[0]: pytest.approx(facts["stall_s"][fleet.urls[0]] / 0.01)}
 
 
 async def test_engines_serve_while_they_prepare_and_no_replica_claims_them(fleet: PreparedFleet) -> None:

@@ -1,0 +1,1 @@
+"""Paths of calls as the trainer reads them: outlines first, then the tokens, in parts."""

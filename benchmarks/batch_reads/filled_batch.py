@@ -1,0 +1,127 @@
+"""Records a run whose first batch is ready: groups that share a prompt, trajectories of three calls."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from agentrl.configs.run_config import RunConfig
+from agentrl.domain.schemas import InteractionStatus, SessionStatus, VersionSpan
+from agentrl.domain.tokens import TokenIds
+from agentrl.store import Connection, Database, runs
+from agentrl.store.calls import call_intents, call_outcomes
+from agentrl.store.db import codec
+from agentrl.store.sessions import group_starts
+from agentrl.store.sessions.ends import sealing
+from agentrl.store.sessions.session_limits import Limits
+from agentrl.store.training import rewards
+
+VOCABULARY = 49152
+PARTS = ((4, 3), (1, 3), (1, 4))
+"""Prompt and output of each call, in sixteenths of the trajectory."""
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """A batch. `tokens` of each trajectory is a multiple of 16."""
+
+    groups: int
+    group_size: int
+    tokens: int
+
+    @property
+    def total(self) -> int:
+        """Tokens of all trajectories."""
+        return self.groups * self.group_size * self.tokens
+
+
+def config_of(size: Size, folder: str, **trainer: Any) -> RunConfig:
+    """The run's configuration."""
+    trainer = {"groups_per_step": size.groups, "tokens_per_microbatch": 4 * size.tokens} | trainer
+    rollout = {"group_size": size.group_size}
+    made = {"name": "batch", "model": "tiny", "agent": "a:b", "tasks": "t", "steps": 2, "runs_dir": folder}
+    return RunConfig.model_validate(made | {"trainer": trainer, "rollout": rollout})
+
+
+def fill(database: Database, size: Size, config: RunConfig, vocabulary: int = VOCABULARY) -> None:
+    """Create the run and its groups, each in a transaction of its own."""
+    rng = np.random.default_rng(0)
+    with database.write() as conn:
+        run_id = runs.create(
+            conn, name="batch", config={}, task_data=[{}], base_model="tiny", key="run-key", seed=0, steps=2
+        )
+    limits = Limits.of(config)
+    for _ in range(size.groups):
+        with database.write() as conn:
+            _group(conn, run_id, limits, size, vocabulary, rng)
+
+
+def _group(
+    conn: Connection, run_id: str, limits: Limits, size: Size, vocabulary: int, rng: np.random.Generator
+) -> None:
+    sixteenth = size.tokens // 16
+    prompt = rng.integers(3, vocabulary, PARTS[0][0] * sixteenth, np.int32)
+    new = group_starts.start_group(conn, run_id, limits, [codec.new_id() for _ in range(size.group_size)])
+    for member, session_id in enumerate(new.session_ids):
+        parent, before = None, np.empty(0, np.int32)
+        for call, (asked, sampled) in enumerate(PARTS):
+            delta = prompt if call == 0 else rng.integers(3, vocabulary, asked * sixteenth, np.int32)
+            output = rng.integers(3, vocabulary, sampled * sixteenth, np.int32)
+            parent = _call(conn, run_id, session_id, parent, before, delta, output, rng)
+            before = np.concatenate([before, delta, output])
+        rewards.add(conn, session_id, value=float(member), discount=1.0)
+        sealing.end(conn, session_id, SessionStatus.COMPLETED, None, limits)
+
+
+def _call(
+    conn: Connection,
+    run_id: str,
+    session_id: str,
+    parent: str | None,
+    before: NDArray[np.int32],
+    delta: NDArray[np.int32],
+    output: NDArray[np.int32],
+    rng: np.random.Generator,
+) -> str:
+    call_id, prompt = codec.new_id(), np.concatenate([before, delta])
+    intent = call_intents.Intent(
+        id=call_id,
+        run_id=run_id,
+        session_id=session_id,
+        parent_id=parent,
+        dialect="openai.chat",
+        role="main",
+        digest="d",
+        replica="r",
+        params={},
+        temperature=1.0,
+        tools=None,
+        fork_reason=None,
+        bridged=parent is not None,
+        distribution_modified=False,
+        trainable=True,
+        prompt_tokens=len(prompt),
+        prompt_digest=TokenIds(prompt).digest,  # type: ignore[arg-type]
+        created_at=time.time(),
+    )
+    call_intents.begin(conn, intent)
+    outcome = call_outcomes.Outcome(
+        status=InteractionStatus.COMPLETE,
+        conversation_key=call_id.encode(),
+        new_messages=[{"role": "user", "content": "go on"}],
+        answer={"role": "assistant", "content": "a long answer"},
+        prompt_delta_ids=delta,  # type: ignore[arg-type]
+        output_ids=output,  # type: ignore[arg-type]
+        logprobs=np.log(rng.random(len(output), np.float32) + 1e-6),  # type: ignore[arg-type]
+        spans=[VersionSpan(version=0, start=0, end=len(output))],
+        finish_reason="stop",
+        engine_url="e",
+        cached_tokens=0,
+        first_token_at=None,
+    )
+    call_outcomes.finish(conn, call_id, session_id, outcome)
+    return call_id

@@ -1,0 +1,57 @@
+"""Ranks that read their own parts of batches make the steps of one rank, also after one of them has died reading."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from loop_setup import Setup
+from ranks import run_ranks
+from safetensors.torch import load_file  # noqa: F401 - before the ranks fork
+
+from agentrl.store.training import steps
+from agentrl.trainer.distributed import World
+
+NAMES = ("loss", "grad_norm", "reward/mean", "advantage/std", "length/total_mean", "tokens_trained", "off_policy/mean")
+
+
+def measured(s: Setup) -> list[list[float]]:
+    """NAMES of each step, whose digests are those of their batches."""
+    with s.database.read() as conn:
+        rows = steps.of_run(conn, s.run_id)
+        assert [steps.batch(conn, row.id).digest() for row in rows] == [row.batch_digest for row in rows]
+        return [[row.metrics[name] for name in NAMES] for row in rows]
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path, world: World) -> list[list[float]]:
+    s = Setup(tmp_path_factory.mktemp("alone"), tiny_model, world)
+    with s.proxy:
+        assert s.train()
+    found = measured(s)
+    s.database.close()
+    return found
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_each_rank_reads_its_own_part(tmp_path: Path, setup: Setup, alone: list[list[float]], ranks: int) -> None:
+    (tmp_path / "config.json").write_text(setup.config.model_dump_json())
+    run_ranks("rank_batches.py", ranks, tmp_path, setup.proxy.url, "all")
+    for ours, expected in zip(measured(setup), alone, strict=True):
+        assert ours == pytest.approx(expected, rel=1e-5, abs=1e-7)
+    read = [json.loads((tmp_path / f"read-{rank}.json").read_text()) for rank in range(ranks)]
+    every = sorted(name for of_rank in read for name in of_rank)
+    assert len(set(every)) == 3 * 2 * 3  # steps, groups, trajectories
+    assert all(len(of_rank) < len(set(every)) for of_rank in read)
+
+
+def test_a_rank_that_dies_while_it_reads_stops_the_others_and_the_run_goes_on(
+    tmp_path: Path, setup: Setup, alone: list[list[float]]
+) -> None:
+    (tmp_path / "config.json").write_text(setup.config.model_dump_json())
+    run_ranks("rank_batches.py", 2, tmp_path, setup.proxy.url, "dies")
+    assert (tmp_path / "noticed-0").exists()
+    run_ranks("rank_batches.py", 2, tmp_path, setup.proxy.url, "all")
+    for ours, expected in zip(measured(setup), alone, strict=True):
+        assert ours == pytest.approx(expected, rel=1e-5, abs=1e-7)
