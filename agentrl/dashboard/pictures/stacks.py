@@ -9,7 +9,7 @@ from markupsafe import Markup
 
 from agentrl.dashboard.pictures.shapes import element, link, picture
 
-WIDTH, HEIGHT, LEFT, BELOW, TOP = 900.0, 200.0, 52.0, 20.0, 8.0
+WIDTH, HEIGHT, LEFT, BELOW, TOP = 900.0, 200.0, 76.0, 20.0, 8.0
 MOST = 120
 """Columns of a picture; more places are joined to means of neighbours."""
 

@@ -35,27 +35,18 @@ OF_TRAIN = ("read", "build", "forward", "backward", "update", "other")
 RECENT = 10
 """Steps whose mean says what bounds the run."""
 ADVICE = {
-    AGENTS: (
-        "the trainer waits for batches",
-        "more engines (`resources.engines`) or more episodes at once (`rollout.max_concurrent_groups`) give batches "
-        "sooner, and a larger `trainer.max_staleness` lets agents go further ahead",
-    ),
-    TRAINER: (
-        "agents and engines are faster than the update",
-        "more ranks (`resources.trainer.ranks`) or larger microbatches (`trainer.tokens_per_microbatch`) make a step "
-        "shorter",
-    ),
-    PUBLISH: (
-        "steps wait until engines have their version",
-        "versions that engines fetch beside the one that they serve (`publish.prepare`), deltas (`publish.delta`) and "
-        "more engines at a time (`publish.parallel`) make it shorter",
-    ),
-    CHECKPOINT: (
-        "steps wait until their checkpoint is durable",
-        "`trainer.checkpoint_every: auto` writes checkpoints beside the next steps",
-    ),
+    AGENTS: "The agents bound the run: the trainer waits for batches in {share:.0%} of a step's time; more engines "
+    "(resources.engines) or more episodes at once (rollout.max_concurrent_groups) give batches sooner, and a larger "
+    "trainer.max_staleness lets agents go further ahead.",
+    TRAINER: "The trainer bounds the run: its update takes {share:.0%} of a step's time; more ranks "
+    "(resources.trainer.ranks) or larger microbatches (trainer.tokens_per_microbatch) make it shorter.",
+    PUBLISH: "Publishing bounds the run: writing versions and waiting for engines takes {share:.0%} of a step's time; "
+    "versions that engines fetch while they serve (publish.prepare), deltas (publish.delta) and more engines at a time "
+    "(publish.parallel) make it shorter.",
+    CHECKPOINT: "Checkpoints bound the run: steps wait for them in {share:.0%} of their time; "
+    "trainer.checkpoint_every: auto writes them beside the next steps.",
 }
-"""Stage → what it means that it takes the most time, and the settings to change."""
+"""Stage → what a person reads when it takes the most time: the settings to change."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,11 +83,8 @@ def bound(steps: Sequence[Mapping[str, float]]) -> Bound | None:
     for name, seconds in found.items():
         by_stage[PARTS[name][1]] += seconds
     stage = max(by_stage, key=lambda one: by_stage[one])
-    meaning, advice = ADVICE[stage]
     share = by_stage[stage] / total
-    subject = {AGENTS: "The agents bound", TRAINER: "The trainer bounds", PUBLISH: "Publishing bounds"}
-    said = f"{subject.get(stage, 'Checkpoints bound')} the run: {share:.0%} of a step, {meaning}; {advice}."
-    return Bound(stage, share, said)
+    return Bound(stage, share, ADVICE[stage].format(share=share))
 
 
 def stalls(facts: Json) -> list[float]:

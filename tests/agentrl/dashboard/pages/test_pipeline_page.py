@@ -38,7 +38,7 @@ def trained(db: Database, metrics: dict[str, Any] = TIMES, count: int = 2) -> Hi
 def test_the_page_says_what_bounds_the_run_and_where_the_time_goes(db: Database) -> None:
     trained(db)
     html = page(db, "/runs/test/pipeline")
-    assert "The agents bound the run: 50% of a step" in text(html)
+    assert "The agents bound the run: the trainer waits for batches in 50% of a step's time" in text(html)
     found = tables(html)
     assert [row[0] for row in found["Mean seconds of a step"]] == [
         "wait for a batch", "read", "forward", "write the version", "checkpoint", "a step",
@@ -55,7 +55,7 @@ def test_the_page_says_what_bounds_the_run_and_where_the_time_goes(db: Database)
 def test_what_was_not_measured_is_not_invented(db: Database) -> None:
     trained(db, {"time/train": 3.0})
     html = page(db, "/runs/test/pipeline")
-    assert "The trainer bounds the run: 100% of a step" in text(html)
+    assert "The trainer bounds the run: its update takes 100% of a step's time" in text(html)
     assert "stands for the parts of an update that the trainer did not measure" in text(html)
     assert [row[0] for row in tables(html)["Mean seconds of a step"]] == ["train", "a step"]
 

@@ -39,10 +39,14 @@ def test_a_step_of_which_less_was_measured_shows_that() -> None:
 @pytest.mark.parametrize(
     ("parts", "stage", "said"),
     [
-        ({"wait_for_batch": 6.0, "train": 3.0, "checkpoint": 1.0}, "agents", "The agents bound the run: 60% of a step"),
-        ({"wait_for_batch": 1.0, "forward": 3.0, "backward": 4.0}, "trainer", "`resources.trainer.ranks`"),
-        ({"train": 3.0, "write_version": 2.0, "wait_for_policy": 2.0}, "publish", "`publish.prepare`"),
-        ({"train": 3.0, "checkpoint": 4.0}, "checkpoint", "`trainer.checkpoint_every: auto`"),
+        (
+            {"wait_for_batch": 6.0, "train": 3.0, "checkpoint": 1.0},
+            "agents",
+            "waits for batches in 60% of a step's time",
+        ),
+        ({"wait_for_batch": 1.0, "forward": 3.0, "backward": 4.0}, "trainer", "(resources.trainer.ranks)"),
+        ({"train": 3.0, "write_version": 2.0, "wait_for_policy": 2.0}, "publish", "(publish.prepare)"),
+        ({"train": 3.0, "checkpoint": 4.0}, "checkpoint", "trainer.checkpoint_every: auto"),
     ],
 )
 def test_the_stage_that_takes_the_most_time_bounds_the_run(parts: dict[str, float], stage: str, said: str) -> None:
