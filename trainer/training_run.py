@@ -33,6 +33,7 @@ from agentrl.trainer.batches.leased_batch import LeasedBatch
 from agentrl.trainer.batches.share import Share
 from agentrl.trainer.batches.step_times import StepTimes
 from agentrl.trainer.checkpoints.checkpoint import StepRecord
+from agentrl.trainer.checkpoints.stored_checkpoints import stored_checkpoints, stored_weights
 from agentrl.trainer.distributed import World
 from agentrl.trainer.learning_rate import learning_rate, set_learning_rate
 from agentrl.trainer.metrics.batch_metrics import Metrics, finite
@@ -49,7 +50,6 @@ from agentrl.trainer.run.resume import resume
 from agentrl.trainer.run.saved_step import Saved, remove_old, save
 from agentrl.trainer.run.step_profile import profiled
 from agentrl.trainer.run.step_report import line, log_samples, sinks_of, step_metrics, trained_trajectories
-from agentrl.trainer.run.stored_checkpoints import stored_checkpoints, stored_weights
 from agentrl.trainer.run.trainer_start import started
 from agentrl.trainer.run.trainer_state import Trainer, say
 from agentrl.trainer.run_lineage import Lineage

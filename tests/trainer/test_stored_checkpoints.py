@@ -19,8 +19,8 @@ from agentrl.storage import object_store, stored_folders
 from agentrl.storage.folder_manifest import MANIFEST
 from agentrl.storage.object_store import ObjectStore
 from agentrl.trainer.checkpoints.checkpoint import META
+from agentrl.trainer.checkpoints.stored_checkpoints import can_fetch
 from agentrl.trainer.publish.publish_client import Publisher
-from agentrl.trainer.run.stored_checkpoints import can_fetch
 from agentrl.trainer.stored_lineage import StoredLineage
 from agentrl.trainer.training_run import TrainingRun
 

@@ -13,16 +13,16 @@ from agentrl.storage.object_store import ObjectStore
 from agentrl.trainer.algorithms.user_functions import Functions
 from agentrl.trainer.batches.read_ahead import ReadAhead
 from agentrl.trainer.checkpoints.checkpoint import CHECKPOINTS, StepRecord
+from agentrl.trainer.checkpoints.checkpoint_pace import CheckpointPace
 from agentrl.trainer.checkpoints.checkpoint_writer import Writing
+from agentrl.trainer.checkpoints.stored_checkpoints import StoredCheckpoints
 from agentrl.trainer.distributed import World
 from agentrl.trainer.metrics.evaluation_metrics import EvaluationReports
 from agentrl.trainer.metrics.metric_sinks import Sinks
 from agentrl.trainer.models.policy import Policy
 from agentrl.trainer.models.run_models import Models
 from agentrl.trainer.publish.publish_client import Publisher
-from agentrl.trainer.run.checkpoint_pace import CheckpointPace
 from agentrl.trainer.run.lease_renewal import Renewal
-from agentrl.trainer.run.stored_checkpoints import StoredCheckpoints
 from agentrl.trainer.run.trainer_start import compared_dtype, engine_dtype
 from agentrl.trainer.run_lineage import Lineage
 from agentrl.trainer.stop import Stop

@@ -7,7 +7,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentrl.trainer.run.checkpoint_pace import MOST, SHARE, CheckpointPace
+from agentrl.trainer.checkpoints.checkpoint_pace import MOST, SHARE, CheckpointPace
 
 SECONDS = st.floats(0.001, 10_000)
 
