@@ -10,7 +10,8 @@ AgentRLError
 │   ├── ValueRefused              it cannot hold a value that the caller sent
 │   └── FencedError               a newer trainer epoch has started
 ├── StorageError                  the object storage refused an operation, or did not answer in time
-│   └── DamagedObject             what it holds is incomplete, or has another checksum
+│   ├── DamagedObject             what it holds is incomplete, or has another checksum
+│   └── CacheError                this host's cache cannot be written, or has no room
 ├── UnknownAttention              prefix-tree attention does not support the model
 ├── MisplacedTensor               an operation mixes tensors of the CPU and of the fake accelerator
 ├── NonFiniteError                a loss or a gradient is NaN or infinite
@@ -89,6 +90,10 @@ class StorageError(AgentRLError):
 
 class DamagedObject(StorageError):
     """An object or a folder in the storage is incomplete, or has another checksum."""
+
+
+class CacheError(StorageError):
+    """This host's cache cannot be read or written, or has no room. Another source of the files would not help."""
 
 
 class UnknownAttention(AgentRLError):

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from agentrl.errors import DamagedObject, StorageError
+from agentrl.errors import CacheError, DamagedObject
 from agentrl.files import atomic_folder, remove_drafts
 from agentrl.storage.folder_manifest import MANIFEST, read_manifest
 
@@ -53,13 +53,13 @@ class FolderCache:
     def entry(self, name: str, size_bytes: int, fill: Callable[[Path], None]) -> Iterator[Path]:
         """Yield the entry `name`, which `fill` writes, with its manifest, when it is absent or damaged.
 
-        It is not deleted until the block ends. Raises StorageError when it cannot be written, and what `fill` raises.
+        It is not deleted until the block ends. Raises CacheError when it cannot be written, and what `fill` raises.
         """
         try:
             self._root.mkdir(mode=0o700, parents=True, exist_ok=True)
             lock = self._held(name, size_bytes, fill)
         except OSError as error:
-            raise StorageError(f"cache {self._root}: {error.strerror or error}") from error
+            raise CacheError(f"cache {self._root}: {error.strerror or error}") from error
         try:
             yield self._root / name
         finally:
@@ -69,12 +69,12 @@ class FolderCache:
     def present(self, name: str) -> Iterator[Path | None]:
         """Yield the entry `name`, which is not deleted until the block ends; None when it is absent or damaged.
 
-        Raises StorageError when the cache cannot be read.
+        Raises CacheError when the cache cannot be read.
         """
         try:
             lock = self._held_if_sound(name) if (self._root / name).exists() else None
         except OSError as error:
-            raise StorageError(f"cache {self._root}: {error.strerror or error}") from error
+            raise CacheError(f"cache {self._root}: {error.strerror or error}") from error
         try:
             yield None if lock is None else self._root / name
         finally:
@@ -83,24 +83,24 @@ class FolderCache:
 
     @contextmanager
     def alone(self, name: str) -> Iterator[None]:
-        """Keep other processes out of blocks of the same name. Raises StorageError when the lock cannot be taken."""
+        """Keep other processes out of blocks of the same name. Raises CacheError when the lock cannot be taken."""
         try:
             self._root.mkdir(mode=0o700, parents=True, exist_ok=True)
             lock = self._locked(self._root / f"{name}{LOCK}", fcntl.LOCK_EX)
         except OSError as error:
-            raise StorageError(f"cache {self._root}: {error.strerror or error}") from error
+            raise CacheError(f"cache {self._root}: {error.strerror or error}") from error
         try:
             yield
         finally:
             os.close(lock)
 
     def discard(self, name: str) -> None:
-        """Delete an entry, unless a process holds it. Raises StorageError when it cannot be deleted."""
+        """Delete an entry, unless a process holds it. Raises CacheError when it cannot be deleted."""
         try:
             if (self._root / name).exists():
                 self._delete(self._root / name)
         except OSError as error:
-            raise StorageError(f"cache {self._root}: {error.strerror or error}") from error
+            raise CacheError(f"cache {self._root}: {error.strerror or error}") from error
 
     def _held_if_sound(self, name: str) -> int | None:
         """The descriptor of the shared lock of an entry; None when the entry is absent or damaged."""
@@ -117,7 +117,7 @@ class FolderCache:
         return None
 
     def _held(self, name: str, size_bytes: int, fill: Callable[[Path], None]) -> int:
-        """Fill the entry if needed; returns the descriptor of its shared lock. Raises OSError and StorageError."""
+        """Fill the entry if needed; returns the descriptor of its shared lock. Raises OSError and CacheError."""
         folder, path = self._root / name, self._root / f"{name}{LOCK}"
         while True:
             if folder.exists() and (held := self._held_if_sound(name)) is not None:
@@ -163,9 +163,9 @@ class FolderCache:
             os.close(lock)  # its entry was deleted meanwhile
 
     def _make_room(self, size_bytes: int) -> None:
-        """Delete entries without readers until the cache has room. Raises StorageError when too many are held."""
+        """Delete entries without readers until the cache has room. Raises CacheError when too many are held."""
         if size_bytes > self._limit_bytes:
-            raise StorageError(
+            raise CacheError(
                 f"cache {self._root}: {size_bytes} bytes are more than it may hold "
                 f"({self._limit_bytes}; storage.cache_gb)"
             )
@@ -177,7 +177,7 @@ class FolderCache:
             if self._delete(path):
                 used -= sizes[path]
         if used + size_bytes > self._limit_bytes:
-            raise StorageError(
+            raise CacheError(
                 f"cache {self._root}: no room for {size_bytes} bytes beside the {used} in use "
                 f"(at most {self._limit_bytes}; storage.cache_gb)"
             )

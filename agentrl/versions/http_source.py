@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ssl
 import time
 from collections.abc import Callable, Iterator
+from functools import cache
 
 import httpx
 
@@ -102,7 +104,7 @@ class HTTPSource:
         headers = self._headers | {"Range": f"bytes={at}-{'' if end is None else end - 1}"}
         try:
             with (
-                httpx.Client(timeout=TIMEOUT, trust_env=False) as http,
+                httpx.Client(timeout=TIMEOUT, trust_env=False, verify=_tls()) as http,
                 http.stream("GET", url, headers=headers) as answer,
             ):
                 stop = _expected(url, answer, at, end)
@@ -115,6 +117,12 @@ class HTTPSource:
             raise _Broken(str(error) or type(error).__name__) from error
         if at < stop:
             raise _Broken(f"the connection ended at byte {at} of {stop}")
+
+
+@cache
+def _tls() -> ssl.SSLContext:
+    """The certificates that are trusted. Reading them takes longer than a small file."""
+    return httpx.create_ssl_context()
 
 
 def _expected(url: str, answer: httpx.Response, at: int, end: int | None) -> int:

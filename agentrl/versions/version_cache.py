@@ -18,7 +18,7 @@ from pathlib import Path
 
 import msgspec
 
-from agentrl.errors import DamagedObject, StorageError
+from agentrl.errors import CacheError, DamagedObject, StorageError
 from agentrl.storage.folder_cache import FolderCache
 from agentrl.versions.tensor_files import verify
 from agentrl.versions.version_chain import Route, routes
@@ -32,7 +32,7 @@ from agentrl.versions.version_entries import (
     seal,
 )
 from agentrl.versions.version_fetch import Fetcher
-from agentrl.versions.version_manifest import VersionManifest
+from agentrl.versions.version_manifest import NAME, VersionManifest
 from agentrl.versions.version_relay import DELTA, MADE, WHOLE, VersionRelay
 from agentrl.versions.version_sources import Source
 from agentrl.versions.whole_files import make_whole
@@ -54,9 +54,11 @@ class VersionCache:
         """Yield a folder with the verified whole files of a version, which stays until the block ends.
 
         `received` is called with the bytes of each piece that was read, and with 0 for each tensor that was made, by
-        any thread; what it raises ends the work. Raises StorageError when no source has the version, all have failed,
-        or the cache has no room.
+        any thread; what it raises ends the work. Raises StorageError when no source has the version or all have failed,
+        and CacheError when the cache has no room or the disk is full.
         """
+        if not NAME.fullmatch(name):
+            raise StorageError(f"{name[:200]!r} is not a version folder's name")
         with ExitStack() as held:
             with self._relay.reading(name):
                 folder = self._cached(held, name, checksum) or self._whole(held, name, sources, checksum, received)
@@ -86,6 +88,8 @@ class VersionCache:
         for some in [sources, *([source] for source in sources if len(sources) > 1)]:
             try:
                 return self._fetched(held, name, checksum, Fetcher(some, received))
+            except CacheError:
+                raise
             except StorageError as error:
                 problem = problem or error
         assert problem is not None
@@ -100,6 +104,8 @@ class VersionCache:
         for way in self._routes(wanted, fetcher):
             try:
                 return self._made(held, way, wanted, fetcher) if way.deltas else self._base(held, way.base, fetcher)
+            except CacheError:
+                raise
             except StorageError as error:
                 problem = problem or error
         assert problem is not None

@@ -17,6 +17,10 @@ PARALLEL_FILES = 4
 """Files that are read at once."""
 
 
+class _Ended(Exception):
+    """A file is no longer needed, because another one failed."""
+
+
 class Fetcher:
     """The sources of one version and its ancestors, in the order in which they are tried.
 
@@ -56,7 +60,19 @@ class Fetcher:
 
     def fill(self, name: str, files: Sequence[VersionFile], target: Path) -> None:
         """Read files of a version into a folder and compare them. Raises StorageError, and OSError of this disk."""
-        in_threads(lambda file: self._file(name, file, target / file.name), files, PARALLEL_FILES)
+        failed: list[BaseException] = []
+
+        def read(file: VersionFile) -> None:
+            try:
+                self._file(name, file, target / file.name, failed)
+            except BaseException as error:
+                failed.append(error)
+                raise
+
+        try:
+            in_threads(read, files, PARALLEL_FILES)
+        except _Ended:
+            raise failed[0] from None
 
     def _joined(self, name: str, checksum: str | None) -> VersionManifest | None:
         joined: VersionManifest | None = None
@@ -88,24 +104,28 @@ class Fetcher:
             self._failed(index, error)
             return None
 
-    def _file(self, name: str, file: VersionFile, target: Path) -> None:
+    def _file(self, name: str, file: VersionFile, target: Path, failed: Sequence[BaseException]) -> None:
         for index in self._in_order():
             try:
-                self._copy(self._sources[index], name, file, target)
+                self._copy(self._sources[index], name, file, target, failed)
             except StorageError as error:
                 self._failed(index, error)
             else:
                 return
         raise StorageError(f"no source has {name}/{file.name} as its manifest has it{self.said()}")
 
-    def _copy(self, source: Source, name: str, file: VersionFile, target: Path) -> None:
+    def _copy(
+        self, source: Source, name: str, file: VersionFile, target: Path, failed: Sequence[BaseException]
+    ) -> None:
         """Copy a file from a source; it has its name once it is verified.
 
-        Raises StorageError of the source, and OSError of this disk.
+        Raises StorageError of the source, OSError of this disk, and _Ended when another file has `failed`.
         """
         digest, size, draft = hashlib.sha256(), 0, target.with_name(f".{target.name}")
         with draft.open("wb") as out:
             for piece in source.read(name, file.name, 0, file.size_bytes):
+                if failed:
+                    raise _Ended
                 size += len(piece)
                 if size > file.size_bytes:
                     raise DamagedObject(f"{source}/{name}/{file.name} has more than {file.size_bytes} bytes")

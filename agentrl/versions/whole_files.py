@@ -9,19 +9,28 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from agentrl.errors import DamagedObject
 from agentrl.storage.folder_manifest import MANIFEST
 from agentrl.versions.delta_codec import chunks_of
 from agentrl.versions.delta_reader import DeltaFile
-from agentrl.versions.tensor_files import in_threads, layout_of, opened, read_at, require_digest, write_at
+from agentrl.versions.tensor_files import (
+    Place,
+    in_threads,
+    layout_of,
+    opened,
+    read_at,
+    require_digest,
+    write_at,
+)
 from agentrl.versions.version_manifest import SIDECARS, VERSION_FILE, TensorFacts, VersionManifest
 
 LEFT = (VERSION_FILE, MANIFEST)
 """Files that belong to the ancestor alone."""
+Part = tuple[int, bytearray]
+"""Where bytes of a tensor are in its file, and the bytes."""
 CREATE = os.O_RDWR | os.O_CREAT | os.O_EXCL
 
 
@@ -45,30 +54,41 @@ def make_whole(
     for path in sorted(base.iterdir()):
         if path.name.endswith(SIDECARS) and path.name not in LEFT:
             shutil.copyfile(path, target / path.name)
-    with ExitStack() as stack:
-        files = [[DeltaFile(path) for path in paths] for paths in deltas]
-        sources = stack.enter_context(opened(base, layout.data_starts))
-        targets = stack.enter_context(opened(target, layout.data_starts, CREATE))
+    files = [[DeltaFile(path) for path in paths] for paths in deltas]
+    with opened(base, layout.data_starts) as sources, opened(target, layout.data_starts, CREATE) as targets:
         for name, size in layout.data_starts.items():
             write_at(targets[name], 0, read_at(sources[name], 0, size))
 
         def make(tensor: TensorFacts) -> None:
             place, steps = layout.places[tensor.name], _steps(files, tensor.name)
-            digest = hashlib.sha256()
-            chains = [step.chunks(tensor) for step in steps]
-            is_checked = tensor.sha256 != before[tensor.name].sha256 or bool(steps)
-            for part in chunks_of(place.size_bytes):
-                data = read_at(sources[place.file], place.start + part.start, part.stop - part.start)
-                for step, chunks in zip(steps, chains, strict=True):
-                    step.apply(next(chunks), memoryview(data), tensor.item_bytes)
-                if is_checked:
-                    digest.update(data)
-                write_at(targets[place.file], place.start + part.start, data)
-            if is_checked:
-                require_digest(tensor, digest.hexdigest(), target / place.file)
+            parts = _made(tensor, sources[place.file], place, steps)
+            if steps or tensor.sha256 != before[tensor.name].sha256:
+                parts = _verified(parts, tensor, target / place.file)
+            for start, data in parts:
+                write_at(targets[place.file], start, data)
             made()
 
         in_threads(make, wanted.tensors)
+
+
+def _made(tensor: TensorFacts, source: int, place: Place, steps: Sequence[DeltaFile]) -> Iterator[Part]:
+    """A tensor's chunks, taken from the ancestor's file through the deltas in order."""
+    chains = [step.chunks(tensor) for step in steps]
+    for part in chunks_of(place.size_bytes):
+        start = place.start + part.start
+        data = read_at(source, start, part.stop - part.start)
+        for step, chunks in zip(steps, chains, strict=True):
+            step.apply(next(chunks), memoryview(data), tensor.item_bytes)
+        yield start, data
+
+
+def _verified(parts: Iterator[Part], tensor: TensorFacts, where: Path) -> Iterator[Part]:
+    """The chunks of a tensor. Raises DamagedObject after the last when they have another digest."""
+    digest = hashlib.sha256()
+    for start, data in parts:
+        digest.update(data)
+        yield start, data
+    require_digest(tensor, digest.hexdigest(), where)
 
 
 def _steps(deltas: Sequence[Sequence[DeltaFile]], name: str) -> list[DeltaFile]:

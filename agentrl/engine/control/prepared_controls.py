@@ -21,7 +21,8 @@ from agentrl.errors import CannotPrepare, EngineError, EngineRejected, NotPrepar
 from agentrl.versions.read_tokens import read_token
 
 NOT_FOUND, CONFLICT = 404, 409
-PREPARATION_TIMEOUT_S = 10.0
+PREPARATION_TIMEOUT_S = 60.0
+"""The first request waits for the scheduler, which may be computing a long prompt."""
 
 
 class PreparedControls(ControlRequests):

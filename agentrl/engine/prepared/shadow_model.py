@@ -76,14 +76,14 @@ class Shadow(Generic[Live]):
         """
         with torch.no_grad():
             for pairs in self._exchanged:
-                if pairs[0][0].is_cuda or _has_other_users(pairs):
+                if pairs[0][0].device.type != "cpu" or _has_other_users(pairs):
                     for tensor, other in pairs:
                         tensor.copy_(other, non_blocking=True)
                 else:
                     for tensor, other in pairs:
                         tensor.data, other.data = other.data, tensor.data
-        if torch.cuda.is_available():
-            torch.cuda.synchronize()
+        if torch.accelerator.is_available():
+            torch.accelerator.synchronize()
 
 
 def reachable(model: nn.Module) -> dict[str, Tensor]:

@@ -192,3 +192,51 @@ def test_a_reader_that_is_killed_while_it_downloads_is_replaced(root, s3, bucket
     go_on.set()
     assert second.communicate()[0] == "25600\n"
     assert list(root.glob(".*.part")) == []
+
+
+def test_an_entry_that_is_present_is_held_without_filling(root):
+    cache = FolderCache(root, int(1.5 * 10**3))
+    with cache.present("a") as folder:
+        assert folder is None
+    with cache.entry("a", SIZE, filler([])):
+        pass
+    with cache.present("a") as folder:
+        assert folder == root / "a"
+        with pytest.raises(StorageError, match="no room"), cache.entry("b", SIZE, filler([])):
+            pass
+    (root / "a" / "file").write_bytes(b"other")
+    with cache.present("a") as folder:
+        assert folder is None
+
+
+def test_two_readers_hold_an_entry_at_once(root):
+    cache = FolderCache(root, 10**6)
+    with cache.entry("a", SIZE, filler([])) as one, FolderCache(root, 10**6).entry("a", SIZE, filler([])) as other:
+        assert one == other
+
+
+def test_an_entry_is_discarded_unless_it_is_in_use(root):
+    cache = FolderCache(root, 10**6)
+    with cache.entry("a", SIZE, filler([])):
+        cache.discard("a")
+        assert entries(root) == ["a"]
+    cache.discard("a")
+    cache.discard("a")
+    assert entries(root) == []
+
+
+def test_blocks_of_one_name_do_not_overlap(root):
+    inside, most = [], []
+
+    def block():
+        with FolderCache(root, 10**6).alone("work"):
+            inside.append(1)
+            most.append(len(inside))
+            inside.pop()
+
+    threads = [threading.Thread(target=block) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert most == [1] * 8

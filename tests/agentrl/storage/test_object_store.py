@@ -92,3 +92,11 @@ def test_a_folder_that_cannot_be_written_is_told_at_once(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(StorageError, match="Not a directory"):
         ObjectStore(f"file://{tmp_path}/file/storage", pause=never).write("a", b"1")
+
+
+def test_a_part_of_an_object_is_read(store):
+    store.write("a", b"0123456789")
+    assert store.read_range("a", 2, 5) == b"234"
+    assert store.read_range("a", 8, 20) == b"89"
+    with pytest.raises(StorageError, match=r"cannot read .*/none"):
+        store.read_range("none", 0, 5)

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from agentrl.errors import StorageError
+from agentrl.errors import CacheError, StorageError
 from agentrl.storage.object_store import ObjectStore
 from agentrl.versions import tensor_files, version_cache, version_entries, whole_files
 from agentrl.versions.http_source import HTTPSource
@@ -274,6 +274,45 @@ def test_a_full_disk(cache: VersionCache, tmp_path: Path, monkeypatch: pytest.Mo
     lineage.fetch(cache, 2)
 
 
+def test_a_full_disk_is_not_tried_again(cache: VersionCache, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither by the other route nor by another source."""
+    lineage = Lineage(tmp_path / "weights", 2, anchors=(1, 2))
+    sources, calls = [Counted(lineage.copied()), Counted(lineage.copied())], list[Path]()
+
+    def verify(folder: Path, manifest: VersionManifest) -> None:
+        calls.append(folder)
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(version_cache, "verify", verify)
+    with pytest.raises(CacheError, match="No space left on device"):
+        lineage.fetch(cache, 2, *sources)
+    assert len(calls) == 1
+    assert sources[1].reads == []
+
+
+def test_a_failed_file_ends_the_others(cache: VersionCache, tmp_path: Path) -> None:
+    lineage = Lineage(tmp_path / "weights", 1)
+    failed = threading.Event()
+
+    class Source(Counted):
+        def read(self, name: str, file: str, start: int, end: int) -> Any:
+            if file == "config.json":
+                failed.set()
+                raise StorageError("config.json is gone")
+            assert failed.wait(60)
+            while True:
+                yield b""
+
+    with pytest.raises(StorageError, match=r"config\.json is gone"):
+        lineage.fetch(cache, 1, Source(lineage.copied()))
+
+
+@pytest.mark.parametrize("name", ["../v1-a", "weights", "v1-a/..", ""])
+def test_other_names_are_refused(cache: VersionCache, tmp_path: Path, name: str) -> None:
+    with pytest.raises(StorageError, match="not a version folder's name"), cache.whole(name, [], "0" * 64):
+        pass
+
+
 def test_no_room(tmp_path: Path) -> None:
     lineage = Lineage(tmp_path / "weights", 2)
     size = lineage.manifests[0].whole_bytes or 0
@@ -383,4 +422,69 @@ def test_a_process_that_is_killed_leaves_no_half_version(tmp_path: Path, module:
         assert ended.returncode == -signal.SIGKILL, ended.stderr.decode()
     for version in (3, 2, 1):
         lineage.fetch(VersionCache(tmp_path / "cache", ROOM), version)
+    assert not list((tmp_path / "cache").glob(".*.part"))
+
+
+def test_versions_over_http_while_connections_break(tmp_path: Path, host: Any) -> None:
+    """Hosts miss versions, connections are cut anywhere, and every byte is that of the version."""
+    lineage = Lineage(tmp_path / "served", 30, anchors=(1, 11, 21), elements=5000)
+    rng, lock = np.random.default_rng(1), threading.Lock()
+
+    def cut_after(path: str) -> int | None:
+        with lock:
+            return int(rng.integers(1, 40_000)) if rng.random() < 0.4 else None
+
+    host.break_after = cut_after
+    source = HTTPSource(host.url, "reads", pause=lambda seconds: None)
+    hosts = [VersionCache(tmp_path / f"host{n}", ROOM) for n in range(2)]
+    for version in range(1, 31):
+        for cache in hosts:
+            if rng.random() < 0.3:
+                fetch_in_spite(lineage, cache, version, source)
+    assert len(host.requests) > 100
+
+
+def fetch_in_spite(lineage: Lineage, cache: VersionCache, version: int, source: Source) -> None:
+    """Fetch a version, again when connections broke more often in a row than a read bears."""
+    for _ in range(20):
+        try:
+            lineage.fetch(cache, version, source)
+        except StorageError:
+            continue
+        return
+    raise AssertionError("the version did not come")
+
+
+HELD = """
+import sys
+from pathlib import Path
+from agentrl.versions.http_source import HTTPSource
+from agentrl.versions.version_cache import VersionCache
+
+def received(size):
+    print("received", flush=True)
+    sys.stdin.read()
+
+cache = VersionCache(Path(sys.argv[1]), 10**9)
+with cache.whole("v3-a", [HTTPSource(sys.argv[2], "reads")], sys.argv[3], received):
+    pass
+"""
+
+
+def test_a_process_that_is_killed_while_it_reads(tmp_path: Path, host: Any) -> None:
+    """Another process that waits for the same version goes on in its place."""
+    lineage = Lineage(tmp_path / "served", 3)
+    arguments = [str(tmp_path / "cache"), host.url, lineage.manifests[2].checksum]
+    command = [sys.executable, "-c", HELD, *arguments]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stdout.read(8) == b"received"
+        waiting = threading.Thread(
+            target=lineage.fetch,
+            args=(VersionCache(tmp_path / "cache", ROOM), 3, HTTPSource(host.url, "reads")),
+        )
+        waiting.start()
+        process.kill()
+    waiting.join()
+    assert entries(tmp_path) == {"v1-a.whole", "v2-a.delta", "v3-a.delta", "v3-a.made"}
     assert not list((tmp_path / "cache").glob(".*.part"))

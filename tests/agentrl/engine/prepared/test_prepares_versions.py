@@ -17,12 +17,15 @@ from starlette.routing import Route
 from starlette.testclient import TestClient
 from version_folders import tensors, write_version
 
+from agentrl.configs.config_files import parse_config
 from agentrl.configs.publish_config import StorageConfig
 from agentrl.engine.control.preparation import UNDEFINED
 from agentrl.engine.keyed_sglang import guard
 from agentrl.engine.prepared.scheduler_stager import answers_in
 from agentrl.engine.prepared.version_host import VERSION_CACHE, CacheSpec, VersionHost, cache_spec, version_cache
+from agentrl.engine.server_process import environment
 from agentrl.errors import EngineError
+from agentrl.launch.engine_specs import engine_spec
 from agentrl.versions.read_tokens import read_token
 from agentrl.versions.version_cache import VersionCache
 
@@ -173,3 +176,10 @@ def test_the_cache_of_versions_lies_beside_that_of_files(tmp_path: Path, monkeyp
     assert isinstance(version_cache(spec.model_dump_json()), VersionCache)
     with pytest.raises(ValueError, match=VERSION_CACHE):
         version_cache('{"root": 1}')
+
+
+def test_an_engine_of_a_run_keeps_versions_where_the_run_says(tmp_path: Path) -> None:
+    storage = {"cache_dir": str(tmp_path / "files")}
+    config = parse_config({"name": "math", "model": "tiny", "storage": storage, "engine": {"device": "cpu"}})
+    spec = engine_spec(config, tmp_path, 0, port=1, log_file=tmp_path / "log")
+    assert CacheSpec.model_validate_json(environment(spec)[VERSION_CACHE]).root == tmp_path / "files-versions"
