@@ -77,7 +77,7 @@ def _stalls(found: Sequence[Json], series: Json) -> dict[int, float]:
     for one in found:
         values = step_time.stalls(one) if one["kind"] == "publish" else []
         step = step_of.get(one.get("version")) if isinstance(one.get("version"), int) else None
-        if values and step in known:
+        if values and step is not None and step in known:
             stalls[int(step)] = max(values)
     return stalls
 

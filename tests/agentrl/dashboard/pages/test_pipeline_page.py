@@ -28,7 +28,7 @@ def trained(db: Database, metrics: dict[str, Any] = TIMES, count: int = 2) -> Hi
         conn.execute(update(steps).where(steps.c.run_id == history.run_id).values(metrics=metrics))
         for step in range(1, count + 1):
             at = 100.0 * step
-            facts = {"step": step, "version": step, "start": at, "end": at + 5, "updated": at + 3}
+            facts: dict[str, Any] = {"step": step, "version": step, "start": at, "end": at + 5, "updated": at + 3}
             events.record(conn, history.run_id, "train_step", facts, "trainer")
             facts = {"version": step, "start": at + 5, "end": at + 6, "stall_s": {"http://a": 0.2}}
             events.record(conn, history.run_id, "publish", facts, "proxy")

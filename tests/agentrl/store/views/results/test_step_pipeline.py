@@ -79,7 +79,7 @@ def test_what_ran_at_the_same_time_is_shown_by_lane(db: Database) -> None:
 
 def test_a_run_without_steps_and_one_with_broken_events_have_no_pipeline(db: Database) -> None:
     history = History(db, seed=1)
-    empty = {"steps": [], "means": {}, "bound": None, "spans": []}
+    empty: dict[str, Any] = {"steps": [], "means": {}, "bound": None, "spans": []}
     assert db.query(step_pipeline.of_run, history.run_id) == empty
     broken: list[dict[str, Any]] = [
         {"start": 2.0, "end": 1.0},
