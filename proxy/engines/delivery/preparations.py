@@ -85,7 +85,7 @@ class Preparations:
 
     async def spread(self, engines: Sequence[Engine], wish: Wish, ready: Ready) -> None:
         """Let engines prepare a version. Calls `ready` once for each: with None for one that has to load it instead."""
-        origins = self._parallel if self._places.storage_url is not None else self._fan_out
+        origins = self._parallel if self._places.serves_many else self._fan_out
         await _Spread(self, engines, wish, ready, fan_out=self._fan_out, origins=origins).run()
 
     async def advance(self, engine: Engine, wish: Wish, peers: Iterable[Engine]) -> Prepared | None:

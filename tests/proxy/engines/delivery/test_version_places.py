@@ -13,6 +13,7 @@ from agentrl.configs.config_files import parse_config
 from agentrl.own_address import ADDRESS
 from agentrl.proxy.engines.delivery.version_places import VersionPlaces, places_of
 from agentrl.versions.read_tokens import is_read_token
+from agentrl.versions.version_sources import SOURCE_SPECS
 
 BASE = {"name": "r", "model": "tiny", "agent": "a:A", "tasks": "a:t"}
 FOLDER = Path("/disk/r/weights/v3-a")
@@ -71,3 +72,21 @@ def test_a_version_may_be_prepared_if_it_has_a_manifest_or_only_others_see_its_f
     assert not at.may_have(tmp_path / "v1-a")  # an adapter, or the tensors of an old version
     (tmp_path / "v1-a" / "version.json").write_text("{}")
     assert at.may_have(tmp_path / "v1-a")
+
+
+PEER = {"kind": "http", "url": "http://peer/agentrl/versions", "token": "t"}
+
+
+def test_a_mooncake_store_comes_first_and_the_folder_is_not_used_in_place() -> None:
+    stored = places(publish={"mooncake": {"master": "moon-0:50051", "segment_gb": 1.0}})
+    assert stored.serves_many
+    found = SOURCE_SPECS.validate_python(stored.sources(FOLDER, NEAR, [PEER]))
+    assert [spec.kind for spec in found] == ["mooncake", "folder", "http", "http"]
+    assert (found[0].master, found[0].prefix, found[1].in_place) == ("moon-0:50051", "agentrl/r", False)
+    assert not places().serves_many
+
+
+def test_memory_of_other_engines_comes_before_http() -> None:
+    found = places(publish={"peers": "nixl"}).sources(FOLDER, NEAR, [PEER])
+    assert found[1:3] == [PEER | {"kind": "nixl"}, PEER]
+    assert len(SOURCE_SPECS.validate_python(found)) == 4
