@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import re
+import sys
 from types import ModuleType
 
 import pytest
@@ -140,6 +141,6 @@ def module(master: Master) -> ModuleType:
 def install(monkeypatch: pytest.MonkeyPatch) -> Master:
     """Let `mooncake.store` be this module until the test ends."""
     master = Master()
-    monkeypatch.setitem(__import__("sys").modules, "mooncake", ModuleType("mooncake"))
-    monkeypatch.setitem(__import__("sys").modules, "mooncake.store", module(master))
+    monkeypatch.setitem(sys.modules, "mooncake", ModuleType("mooncake"))
+    monkeypatch.setitem(sys.modules, "mooncake.store", module(master))
     return master

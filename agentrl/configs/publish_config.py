@@ -34,9 +34,10 @@ class MooncakeConfig(MooncakeAddress):
 class PublishConfig(Section):
     """How engines receive new weights. An adapter (`lora.publish: adapter`) always comes from its folder."""
 
-    transport: Literal["disk", "distributed", "tensor"] = "disk"
+    transport: Literal["disk", "distributed", "tensor", "checkpoint_engine"] = "disk"
     """`disk`: from a shared folder; `distributed`: a broadcast to all engines, over gloo or
-    NCCL; `tensor`: through shared memory, on the trainer's host. When the last two fail, engines read the folder.
+    NCCL; `tensor`: through shared memory, on the trainer's host; `checkpoint_engine`: by that package, where each GPU
+    of the trainer has one rank of an engine. When the last three fail, engines read the folder.
     """
     pause: Literal["retract", "in_place", "abort"] = "retract"
     """Treatment of running calls: `retract`: continue with the new weights and recompute the prefix; `in_place`:
@@ -60,6 +61,10 @@ class PublishConfig(Section):
     lag: NonNegative = 0
     """Number of versions that an engine may be behind the run while it finishes its calls. With 0 a publish swaps every
     engine before the run moves. Admission counts the lag: `trainer.max_staleness` minus it must not be negative.
+    """
+    peers: Literal["http", "nixl"] = "http"
+    """How engines' hosts read versions from each other: over HTTP, or from each other's memory through NIXL. A host
+    without `agentrl[nixl]` reads over HTTP in any case.
     """
     mooncake: MooncakeConfig | None = None
     """Also put each version's files into a Mooncake store, where hosts of engines read them first; null: do not."""

@@ -45,7 +45,7 @@ class KeyRequired:
             await send({"type": "websocket.close", "code": 1008})
 
     def _may(self, scope: Any) -> bool:
-        if scope["method"] in ("GET", "HEAD") and scope["path"].startswith(VERSIONS):
+        if scope["method"] in ("GET", "HEAD", "DELETE") and scope["path"].startswith(VERSIONS):
             return True  # VersionFiles requires a token
         if scope["method"] == "GET" and scope["path"] in OPEN_PATHS:
             return True

@@ -47,6 +47,7 @@ class Controls:
         self.content: dict[str, str] | None = None
         self.released: set[str] = set()
         self.undefined = False
+        self.gpu_handles: set[str] = set()  # its GPUs, if it has checkpoint-engine
         self.groups: set[str] = set()  # process groups that it joined; no tensors are received over them
         self.updating = False  # between begin_weight_update and end_weight_update
         self.adapters: dict[str, str] = {}  # name → folder
@@ -81,6 +82,7 @@ class Controls:
             "/end_weight_update": self._end_weight_update,
             "/update_weights_from_distributed": self._update_weights_from_distributed,
             "/update_weights_from_tensor": self._update_weights_from_tensor,
+            "/update_weights_from_ipc": self._update_weights_from_ipc,
             "/load_lora_adapter": self._load_lora_adapter,
             "/unload_lora_adapter": self._unload_lora_adapter,
             "/flush_cache": self._flush_cache,
@@ -177,6 +179,21 @@ class Controls:
             await self._die()
         if not self.updating:
             problem = "must run between begin_weight_update() and end_weight_update()"
+        return self._took(body, problem)
+
+    async def _update_weights_from_ipc(self, body: Json) -> tuple[int, Json]:
+        problem, self.fail_next_update = self.fail_next_update, None
+        if "weights" in self.released:
+            await self._die()
+        if not self.gpu_handles:
+            problem = "IPC weight update failed: ImportError checkpoint-engine is not installed."
+        elif not self.gpu_handles <= body["zmq_handles"].keys():
+            missing = min(self.gpu_handles - body["zmq_handles"].keys())
+            problem = f"Device UUID {missing} not found in zmq_handles: {list(body['zmq_handles'])}"
+        return self._took(body, problem)
+
+    def _took(self, body: Json, problem: str | None) -> tuple[int, Json]:
+        """The answer to tensors that were taken, or that were not because of a problem."""
         if problem is None:
             self.version = body.get("weight_version") or self.version
             self._loaded, self.undefined, self.content = f"{self.model_path}@{self.version}", False, None

@@ -78,7 +78,7 @@ class VersionFiles:
         if scope["type"] != "http":
             return
         headers = {key.lower(): value for key, value in scope["headers"]}
-        name, file = ["", "", *scope["path"].split("/")][-2:]
+        name, file = _named(scope)
         status = self._refusal(scope["method"], name, file, headers)
         if status is None and self._readers >= self._most_readers:
             status = 503
@@ -90,6 +90,15 @@ class VersionFiles:
             await self._answer(scope["method"], name, file, headers, send)
         finally:
             self._readers -= 1
+
+    async def locate(self, scope: Any) -> tuple[int, Path | None]:
+        """The path of the file that a request may read, after waiting for it if need be; or a status of refusal."""
+        name, file = _named(scope)
+        headers = {key.lower(): value for key, value in scope["headers"]}
+        status = self._refusal("GET", name, file, headers)
+        if status is not None:
+            return status, None
+        return (503 if self._awaits(name, file) else 404), await self._found(name, file)
 
     def _refusal(self, method: str, name: str, file: str, headers: dict[bytes, bytes]) -> int | None:
         """The status of a request that may not read a file; None for one that may."""
@@ -155,6 +164,12 @@ def part_of(size: int, wanted: str) -> Part | None:
     if match[2] and end <= start:
         return Part(0, size)
     return Part(start, min(end, size)) if start < size else None
+
+
+def _named(scope: Any) -> tuple[str, str]:
+    """The version and the file at the end of a request's path."""
+    name, file = ["", "", *scope["path"].split("/")][-2:]
+    return name, file
 
 
 def _is_version_file(file: str) -> bool:

@@ -14,6 +14,7 @@ from agentrl.errors import DamagedObject, StorageError
 from agentrl.storage.object_store import ObjectStore
 from agentrl.versions.http_source import HTTPSource
 from agentrl.versions.transports.mooncake_source import MooncakeSource, MooncakeSpec
+from agentrl.versions.transports.nixl_source import NIXLSource, NIXLSpec
 from agentrl.versions.version_manifest import MANIFEST_BYTES, VERSION_FILE, VersionManifest, named_manifest
 
 PART_BYTES = 8 << 20
@@ -55,7 +56,7 @@ class HTTPSpec(Section):
     token: str = Field(repr=False)
 
 
-AnySpec = FolderSpec | StorageSpec | HTTPSpec | MooncakeSpec
+AnySpec = FolderSpec | StorageSpec | HTTPSpec | NIXLSpec | MooncakeSpec
 SourceSpec = Annotated[AnySpec, Field(discriminator="kind")]
 SOURCE_SPECS: TypeAdapter[list[SourceSpec]] = TypeAdapter(Annotated[list[SourceSpec], Field(max_length=64)])
 """Reads and writes lists of sources as JSON."""
@@ -69,6 +70,8 @@ def open_source(spec: AnySpec) -> Source:
         return ObjectSource(ObjectStore(storage_url(spec.url)))
     if isinstance(spec, MooncakeSpec):
         return MooncakeSource(spec)
+    if isinstance(spec, NIXLSpec):
+        return NIXLSource(spec.url, spec.token)
     return HTTPSource(spec.url, spec.token)
 
 

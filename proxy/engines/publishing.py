@@ -18,7 +18,7 @@ from agentrl.proxy.engines.delivery.publish_facts import publish_facts
 from agentrl.proxy.engines.delivery.wave_run import ALL_AT_ONCE, Outcome, WaveRun
 from agentrl.proxy.engines.engine_state import Engine, EngineState
 from agentrl.proxy.engines.pool import EnginePool
-from agentrl.proxy.engines.tensor_transfer import Broadcast
+from agentrl.proxy.engines.tensor_transfer import Broadcast, Handles
 from agentrl.proxy.engines.version_delivery import BY_FOLDER, KEPT, Delivery, Loaded, Prepared, RecordedFolder
 from agentrl.proxy.run_store import RunStore
 from agentrl.store import evaluation_episodes, runs
@@ -79,7 +79,7 @@ async def _load_all(pool: EnginePool, version: int, epoch: int | None, delivery:
             return Loaded(0.0, KEPT, prepared=prepared)
         return await pool.load(engine, version, delivery, prepared)
 
-    pace = ALL_AT_ONCE if isinstance(delivery.transfer, Broadcast) else pool.pace
+    pace = ALL_AT_ONCE if isinstance(delivery.transfer, Broadcast | Handles) else pool.pace
     waves = WaveRun(pool.engines, pace, load, pool.reports.lost, partial(_check_epoch, pool, epoch))
     return await waves.run(pool.preparations, _wish(pool, version, delivery))
 

@@ -1,8 +1,9 @@
-"""Sends a version's tensors to engines without its folder: the proxy's side of trainer/publish/tensor_broadcast.py and
-tensor_sharing.py.
+"""Sends a version's tensors to engines without its folder: the proxy's side of trainer/publish/tensor_broadcast.py,
+tensor_sharing.py and engine_handles.py.
 
     distributed   every engine joins the trainer's process group, with the ranks that it is given, and receives buckets
     tensor        every engine maps the trainer's memory at the addresses in its payloads; only on the trainer's host
+    checkpoint_engine   every rank of an engine reads from the process of checkpoint-engine on its GPU
 
 The version's folder exists as well: an engine whose transfer fails reads it.
 """
@@ -28,6 +29,7 @@ JOIN_TIMEOUT_S = 60.0
 CLOSING_TIMEOUT_S = 10.0
 """Limit for closing a transfer that failed."""
 Size = Annotated[int, Field(ge=0)]
+Short = Annotated[str, Field(min_length=1, max_length=300)]
 
 
 class _Transfer(BaseModel):
@@ -148,7 +150,27 @@ async def _closing(close: Callable[[float | None], Awaitable[None]]) -> AsyncIte
     await close(None)
 
 
-Transfer = Annotated[Broadcast | Shared, Field(discriminator="transport")]
+class Handles(_Transfer):
+    """`handles`: GPU → the socket of checkpoint-engine's process on it; `engines`: those with ranks on these GPUs.
+
+    SGLang (0.5.23, /update_weights_from_ipc) takes all weights in one request, and each of its ranks the handle of its
+    GPU. It has no begin and end of an update, and `timeout_s` bounds the whole.
+    """
+
+    transport: Literal["checkpoint_engine"]
+    handles: Annotated[dict[Short, Short], Field(min_length=1, max_length=100_000)]
+    engines: Annotated[list[str], Field(min_length=1, max_length=100_000)]
+
+    def reaches(self, url: str) -> bool:
+        """Whether the engine has ranks on these GPUs."""
+        return url in self.engines
+
+    async def load(self, client: EngineClient, version: int | None, *, flush_cache: bool) -> None:
+        """Take all weights. Raises EngineError; the weights are then undefined."""
+        await client.take_handles(self.handles, version=version, flush_cache=flush_cache, timeout_s=self.timeout_s)
+
+
+Transfer = Annotated[Broadcast | Shared | Handles, Field(discriminator="transport")]
 
 
 async def close_open_update(client: EngineClient) -> None:

@@ -226,8 +226,8 @@ class Updates:
         Raises EngineError when it does not answer, does not report the version afterwards, or has other tensors than
         the trainer, and StoreError.
         """
-        _, paused = await self._answer(engine)
-        if prepared is None:
+        reported, paused = await self._answer(engine)
+        if prepared is None and (paused or reported != version):
             await self._records.folder(version, delivery.folder)
         async with self._claimed(engine, paused, self.timeout_s + CLEANING_UP_S) as claim:
             reported, paused = await self._answer(engine)

@@ -2,6 +2,7 @@
 
     distributed   rank 0 gathers bucket after bucket from the ranks and broadcasts each; it never holds the model
     tensor        the ranks on rank 0's host write their shares to shared memory; rank 0 collects the payloads
+    checkpoint_engine   every rank starts a process that sends its share of the version's files (engine_handles)
 
 Rank 0 uses `broadcast` and `shared` around its request to the proxy. The other ranks call `help` with each word that
 rank 0 shares meanwhile.
@@ -12,7 +13,7 @@ from __future__ import annotations
 import socket
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,6 +23,7 @@ from torch import Tensor
 from agentrl.domain.schemas import Json
 from agentrl.trainer.distributed import World
 from agentrl.trainer.publish import tensor_broadcast, tensor_sharing
+from agentrl.trainer.publish.engine_handles import Group, NoHandles, handles
 from agentrl.trainer.publish.tensor_sharing import NoRoom, Payloads
 from agentrl.trainer.weights.ownership import Output
 from agentrl.trainer.weights.weight_stream import Stream
@@ -41,11 +43,25 @@ class Share:
     members: Sequence[Json]
 
 
+@dataclass(frozen=True, slots=True)
+class Hand:
+    """Rank 0's word that each rank starts a process of checkpoint-engine. It shares whether the engines have read."""
+
+    group: Group
+    name: str
+    files: Sequence[Path]
+
+
 class Offers:
     """The tensors of one version, for engines that receive them directly. `stream(owners)` brings them to ranks."""
 
     def __init__(self, world: World, stream: Callable[[Sequence[int]], Stream]) -> None:
         self._world, self._stream = world, stream
+
+    @property
+    def ranks(self) -> int:
+        """Number of ranks of the trainer."""
+        return self._world.size
 
     @contextmanager
     def broadcast(self, members: Sequence[Json], device: torch.device, timeout_s: float) -> Iterator[Json]:
@@ -70,18 +86,56 @@ class Offers:
             finally:
                 self._world.share(None)
 
+    @contextmanager
+    def handed(self, folder: Path, members: Sequence[Json], group: Group) -> Iterator[Json]:
+        """Let checkpoint-engine send the whole files of a version while the block runs. Rank 0 only.
+
+        Raises NoHandles.
+        """
+        word = Hand(group, folder.name, sorted(folder.glob("*.safetensors")))
+        self._world.share(word)
+        engines = [member["url"] for member in members]
+        about = {"transport": "checkpoint_engine", "engines": engines, "timeout_s": group.timeout_s}
+        told = False
+        try:
+            with self._hand(word) as found:
+                yield about | {"handles": found}
+                told = True
+                self._world.share(True)
+        finally:
+            if not told:
+                self._world.share(False)
+
+    def _hand(self, word: Hand) -> AbstractContextManager[Json]:
+        rank = self._world.rank
+        return handles(word.group, rank, word.name, word.files[rank :: self._world.size])
+
     def help(self, word: object) -> None:
         """Do this rank's part of what rank 0's word begins."""
         if isinstance(word, Broadcast):
             buckets = self._stream([0]).chunks(by_rows=False)
             while self._world.share(None):
                 next(buckets)
+        elif isinstance(word, Hand):
+            self._help_to_hand(word)
         elif isinstance(word, Share):
             try:
                 with self._share(word.members):
                     self._world.share(None)
             except NoRoom:
                 return  # rank 0 raises it too
+
+    def _help_to_hand(self, word: Hand) -> None:
+        """Run this rank's process until rank 0 says that the engines have read, or have not."""
+        heard = False
+        try:
+            with self._hand(word):
+                heard, done = True, self._world.share(None)
+                if not done:
+                    raise NoHandles("the engines did not read")
+        except NoHandles:
+            if not heard:
+                self._world.share(None)
 
     @contextmanager
     def _share(self, members: Sequence[Json]) -> Iterator[Payloads]:

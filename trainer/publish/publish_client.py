@@ -18,6 +18,7 @@ import torch
 from agentrl.configs.publish_config import PublishConfig
 from agentrl.domain.schemas import Json
 from agentrl.errors import AgentRLError, FencedError
+from agentrl.trainer.publish.engine_handles import NoHandles, new_group
 from agentrl.trainer.publish.offers import Offers
 from agentrl.trainer.publish.tensor_sharing import NoRoom
 from agentrl.trainer.publish.version_upload import UploadRefused, upload
@@ -73,7 +74,7 @@ class Publisher:
         def attempt(http: httpx.Client) -> str | None:
             if made is not None and (problem := self._upload(http, made.path)) is not None:
                 return problem
-            with self._offered(http, first.pop() if first else None) as transfer:
+            with self._offered(http, first.pop() if first else None, made) as transfer:
                 return self._post(http, "/admin/publish", {**body, "transfer": transfer})
 
         return self._until_done(f"publishing version {version}", attempt, waits)
@@ -107,7 +108,7 @@ class Publisher:
             while True:
                 try:
                     problem = attempt(http)
-                except NoRoom as error:
+                except (NoRoom, NoHandles) as error:
                     problem = str(error)
                 except httpx.TransportError as error:
                     problem = f"the proxy at {self.url} does not answer ({type(error).__name__})"
@@ -156,7 +157,7 @@ class Publisher:
         return httpx.Client(headers={"Authorization": f"Bearer {self.admin_key}"}, timeout=timeout, trust_env=False)
 
     @contextmanager
-    def _offered(self, http: httpx.Client, offers: Offers | None) -> Iterator[Json | None]:
+    def _offered(self, http: httpx.Client, offers: Offers | None, made: Published | None) -> Iterator[Json | None]:
         """How engines get the tensors while the block runs; None means from the folder."""
         members = self._members(http) if offers is not None else []
         timeout_s, transport = self.config.timeout_s, self.config.transport
@@ -167,6 +168,13 @@ class Publisher:
                 yield transfer
         elif transport == "distributed":
             with offers.broadcast(members, self.device, timeout_s) as transfer:
+                yield transfer
+        elif transport == "checkpoint_engine":
+            if made is None or not made.whole:
+                yield None
+                return
+            group = new_group(offers.ranks, self.config.bucket_bytes, self.config.update_timeout_s)
+            with offers.handed(made.path, members, group) as transfer:
                 yield transfer
         else:
             assert_never(transport)

@@ -11,7 +11,7 @@ from agentrl.storage import stored_folders
 from agentrl.trainer.checkpoints import checkpoint_folders, checkpoint_writer
 from agentrl.trainer.checkpoints.checkpoint import Checkpoint, StepRecord
 from agentrl.trainer.models.run_models import parts
-from agentrl.trainer.run.trainer_state import Trainer, weights_folder
+from agentrl.trainer.run.trainer_state import Trainer, say, weights_folder
 from agentrl.trainer.run_lineage import CHECKPOINTED
 from agentrl.trainer.weights import model_export, version_folders
 from agentrl.trainer.weights.published import Published
@@ -32,7 +32,7 @@ class Saved:
 
 
 def write_version(t: Trainer, folder: Path) -> Published:
-    """Write the version that the run's engines load, also to object storage if configured. Collective.
+    """Write the version that the run's engines load, also to object storage and Mooncake if configured. Collective.
 
     Raises StoreError on every rank when one cannot write.
     """
@@ -44,6 +44,8 @@ def write_version(t: Trainer, folder: Path) -> Published:
     else:
         prepares = t.publisher.prepares if t.publisher is not None else lambda: False
         made = t.writer.write(folder, dict(t.policy.trainable()), prepares)
+        if problem := t.mooncake.put(folder):
+            say(t, f"version {folder.name} is not in the Mooncake store: {problem}")
     t.world.only_leader(partial(upload, t, folder))
     return made
 
@@ -61,6 +63,7 @@ def remove_weights(t: Trainer, *, unknown: bool) -> None:
     another database may have them.
     """
     version_folders.remove(t.weights, partial(t.lineage.unneeded, unknown=unknown))
+    t.mooncake.remove(partial(t.lineage.unneeded, unknown=False))
     if t.stored_weights is not None:
         names = [name for name in t.stored_weights.names("") if version_of(name) is not None]
         unneeded = t.lineage.unneeded(names, unknown=False)

@@ -26,6 +26,7 @@ from agentrl.trainer.run.stored_checkpoints import StoredCheckpoints
 from agentrl.trainer.run.trainer_start import compared_dtype, engine_dtype
 from agentrl.trainer.run_lineage import Lineage
 from agentrl.trainer.stop import Stop
+from agentrl.trainer.weights.mooncake_copy import MooncakeCopy
 from agentrl.trainer.weights.version_writer import VersionWriter
 from agentrl.versions.weights_folder import folder_name
 
@@ -52,6 +53,7 @@ class Trainer:
     writing: Writing | None = None  # a checkpoint that is being written
     pace: CheckpointPace = field(init=False)  # of checkpoints
     writer: VersionWriter = field(init=False)  # of versions
+    mooncake: MooncakeCopy = field(init=False)  # of versions, for engines' hosts
     publish_s: float = 0.0
     warned_over_budget: bool = False
     ahead: ReadAhead | None = None  # since the first step
@@ -62,6 +64,7 @@ class Trainer:
     def __post_init__(self) -> None:
         config, device = self.config, self.world.device
         self.pace = CheckpointPace(config.trainer.checkpoint_every)
+        self.mooncake = MooncakeCopy(config.publish.mooncake, config.name, self.world)
         self.writer = VersionWriter(
             self.world,
             self.base_model,

@@ -26,6 +26,8 @@ def wanted(config: PublishConfig, item_bytes: int, prepares: Callable[[], bool],
     whole files; None where the trainer does not hold the version before. `prepares` says whether all engines can
     prepare a version; it is called only where that decides.
     """
+    if config.transport == "checkpoint_engine":  # it sends files with whole tensors
+        return Wanted()
     if config.delta == "never" or (config.delta == "auto" and item_bytes != HALF):
         return Wanted()
     can_prepare = prepares()

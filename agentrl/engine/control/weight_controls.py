@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -135,6 +135,19 @@ class WeightControls(ControlRequests):
             "weight_version": _label(version),
         }
         await self._call("POST", "/update_weights_from_tensor", body, timeout_s)
+
+    async def take_handles(
+        self, handles: Mapping[str, str], *, version: int | None, flush_cache: bool, timeout_s: float
+    ) -> None:
+        """Receive all weights from checkpoint-engine: for each GPU (`GPU-UUID`), the socket of the process on it.
+
+        The server needs checkpoint-engine, of the version that sends. Raises EngineRejected; the weights are then
+        unknown.
+        """
+        body = {"zmq_handles": dict(handles), "flush_cache": flush_cache, "weight_version": _label(version)}
+        answer = await self._call("POST", "/update_weights_from_ipc", body, timeout_s)
+        if not answer.get("success"):
+            raise EngineRejected(f"{self.url} did not take the weights: {answer.get('message')}")
 
     async def tensor_ranks(self) -> int:
         """The server's number of tensor-parallel processes."""

@@ -14,6 +14,7 @@ from agentrl.engine.control.preparation import Order
 from agentrl.engine.prepared.preparer import Watch
 from agentrl.storage.folder_cache import BYTES_OF_GB, default_folder
 from agentrl.versions.read_tokens import is_read_token
+from agentrl.versions.transports.memory_windows import WindowFiles, Windows
 from agentrl.versions.version_cache import VersionCache
 from agentrl.versions.version_files import VersionFiles
 from agentrl.versions.version_sources import SOURCE_SPECS, open_source
@@ -53,7 +54,7 @@ class VersionHost:
     def __init__(self, cache: VersionCache, key: str | None) -> None:
         self._cache = cache
         self._key = key
-        self.files = VersionFiles([cache], self._may_read)
+        self.files = WindowFiles(VersionFiles([cache], self._may_read), Windows())
 
     def fetch(self, order: Order, watch: Watch) -> AbstractContextManager[Path]:
         """Hold a version's whole files, verified. Raises StorageError, UserError, and what `watch` raises."""

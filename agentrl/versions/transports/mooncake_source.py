@@ -16,7 +16,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from agentrl.configs.publish_config import MooncakeAddress
+from agentrl.configs.publish_config import MooncakeAddress, MooncakeConfig
 from agentrl.errors import DamagedObject, StorageError
 from agentrl.versions.transports.mooncake_store import MooncakeStore, RegisteredBuffer
 from agentrl.versions.version_manifest import MANIFEST_BYTES, VERSION_FILE, VersionManifest, named_manifest
@@ -30,6 +30,13 @@ class MooncakeSpec(MooncakeAddress):
 
     kind: Literal["mooncake"] = "mooncake"
     prefix: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._/-]{0,299}$")]
+
+
+def mooncake_spec(config: MooncakeConfig | None, run: str) -> MooncakeSpec | None:
+    """The versions of a run in its Mooncake store; None for a run without one."""
+    if config is None:
+        return None
+    return MooncakeSpec(prefix=f"agentrl/{run}", **config.model_dump(exclude={"segment_gb"}))
 
 
 class MooncakeSource:

@@ -27,7 +27,7 @@ from agentrl.domain.schemas import Json
 from agentrl.engine.control.preparation import Order, Preparation, PreparationState
 from agentrl.errors import CannotPrepare, EngineError
 from agentrl.proxy.engines.delivery.version_places import VersionPlaces, until
-from agentrl.proxy.engines.engine_state import Engine
+from agentrl.proxy.engines.engine_state import Engine, EngineState
 from agentrl.proxy.engines.fan_out import ORIGIN, Copy, Stage, next_fetches
 from agentrl.proxy.engines.tensor_transfer import compare
 from agentrl.proxy.engines.version_delivery import EngineBusy, Prepared, RecordedFolder, Source
@@ -85,7 +85,7 @@ class Preparations:
 
     async def spread(self, engines: Sequence[Engine], wish: Wish, ready: Ready) -> None:
         """Let engines prepare a version. Calls `ready` once for each: with None for one that has to load it instead."""
-        origins = self._parallel if self._places.storage_url is not None else self._fan_out
+        origins = self._parallel if self._places.serves_many else self._fan_out
         await _Spread(self, engines, wish, ready, fan_out=self._fan_out, origins=origins).run()
 
     async def advance(self, engine: Engine, wish: Wish, peers: Iterable[Engine]) -> Prepared | None:
@@ -151,35 +151,41 @@ class _Spread:
             self._engines.setdefault(host_of(engine), []).append(engine)
         self._copies = {host: Copy(host=host, stage=Stage.ABSENT) for host in self._engines}
         self._deadline = 0.0
+        self._changed = asyncio.Event()
 
     async def run(self) -> None:
         """Return when every engine is ready, or has to load the version."""
         self._deadline = time.monotonic() + self._preparations.timeout_s
         async with asyncio.TaskGroup() as group:
-            self._group = group
-            self._begin()
+            while self._engines:
+                self._changed.clear()
+                for host, source in self._begin().items():
+                    group.create_task(self._fetch(host, source))
+                if self._engines:
+                    await self._changed.wait()
 
-    def _begin(self) -> None:
-        """Let the next hosts fetch. If no source is left for the others, their engines load the version."""
-        for host, source in next_fetches(self._copies.values(), fan_out=self._fan_out, origins=self._origins).items():
+    def _begin(self) -> dict[str, str | None]:
+        """The hosts that fetch now, with their sources. If none is left for the others, their engines load."""
+        fetches = next_fetches(self._copies.values(), fan_out=self._fan_out, origins=self._origins)
+        for host, source in fetches.items():
             self._copies[host] = replace(self._copies[host], stage=Stage.FETCHING, source=source)
-            self._group.create_task(self._fetch(host, source))
         if not any(copy.stage is Stage.FETCHING for copy in self._copies.values()):
             for host in [copy.host for copy in self._copies.values() if copy.stage is Stage.ABSENT]:
                 self._give_up(host)
+        return fetches
 
     async def _fetch(self, host: str, source: str | None) -> None:
         """Let the engines of a host prepare the version, from one source."""
         await asyncio.gather(*(self._prepare(engine, host, source) for engine in self._engines[host]))
-        copy = self._copies.get(host)
-        if copy is not None and copy.stage is Stage.FETCHING:  # none of them has it
+        copy = self._copies[host]
+        if copy.stage is Stage.FETCHING:  # none of them has it
             self._tries[host] = self._tries.get(host, 0) + 1
             self._copies[host] = replace(
                 copy, stage=Stage.ABSENT, source=ORIGIN, avoids=copy.avoids | {source}, relays=False
             )
-        if copy is None or copy.stage is Stage.PRESENT or self._tries[host] >= TRIES or self._is_late():
+        if copy.stage is Stage.PRESENT or self._tries[host] >= TRIES or self._is_late():
             self._give_up(host)
-        self._begin()
+        self._changed.set()
 
     def _give_up(self, host: str) -> None:
         """The engines of a host that are not ready load the version."""
@@ -195,6 +201,10 @@ class _Spread:
         """Let one engine prepare the version; it leaves the engines that are not ready when it is."""
         started = time.monotonic()
         try:
+            if self._serves_it(engine):
+                self._arrived(engine, host, reads=True)
+                self._done(engine, host, None)
+                return
             if engine.prepares is False:
                 return
             found = await self._preparations.order(engine, self._wish, self._peers(source))
@@ -215,22 +225,29 @@ class _Spread:
         except EngineError as error:
             log.warning("engine %s did not prepare version %d: %s", engine.url, self._wish.version, error)
         else:
-            self._engines[host].remove(engine)
-            self._ready(engine, prepared)
+            self._done(engine, host, prepared)
+
+    def _serves_it(self, engine: Engine) -> bool:
+        """Whether an engine has the version: another replica publishes it too, or began to."""
+        return engine.state is EngineState.SERVING and engine.version == self._wish.version
+
+    def _done(self, engine: Engine, host: str, prepared: Prepared | None) -> None:
+        self._engines[host].remove(engine)
+        self._ready(engine, prepared)
 
     async def _followed(self, engine: Engine, host: str, found: Preparation) -> Preparation:
         """Ask until the preparation has ended, is replaced, or its time is over. Raises EngineError."""
         pause_s = FIRST_POLL_S
         while found.name == self._wish.name and found.state in UNDER_WAY and not self._is_late():
             if found.state is PreparationState.STAGING:
-                self._arrived(engine, host, found)
+                self._arrived(engine, host, reads=found.bytes > 0)
             elif found.bytes:
                 self._relays(engine, host, found)
             await asyncio.sleep(pause_s)
             pause_s = min(POLL_GROWTH * pause_s, LONGEST_POLL_S)
             found = await engine.client.preparation() or Preparation()
         if found.is_ready(self._wish.name):
-            self._arrived(engine, host, found)
+            self._arrived(engine, host, reads=found.bytes > 0)
         return found
 
     def _relays(self, engine: Engine, host: str, found: Preparation) -> None:
@@ -240,19 +257,18 @@ class _Spread:
             return
         self._serves[host] = engine
         self._copies[host] = replace(copy, relays=True)
-        self._begin()
+        self._changed.set()
 
-    def _arrived(self, engine: Engine, host: str, found: Preparation) -> None:
-        """A host has the version's files: others may read them there."""
+    def _arrived(self, engine: Engine, host: str, *, reads: bool) -> None:
+        """A host has the version's files: others may read them there. `reads`: it has read them from a source."""
         copy = self._copies[host]
         if copy.stage is Stage.PRESENT:
             return
-        if found.serves_versions and _source(engine, self._wish.name) is not None:
-            self._serves[host] = engine
+        self._serves.setdefault(host, engine)
         self._copies[host] = replace(copy, stage=Stage.PRESENT, source=ORIGIN)
-        if not found.bytes:  # it read a folder in place, as the others will
+        if not reads:  # it uses a folder in place, as the others will
             self._origins = max(self._origins, len(self._copies))
-        self._begin()
+        self._changed.set()
 
     def _peers(self, source: str | None) -> list[Engine]:
         return [self._serves[source]] if source is not None and source in self._serves else []

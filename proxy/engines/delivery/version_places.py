@@ -15,6 +15,7 @@ from agentrl.own_address import local_address
 from agentrl.storage.folder_cache import BYTES_OF_GB, default_folder
 from agentrl.storage.object_store import ObjectStore
 from agentrl.versions.read_tokens import read_token
+from agentrl.versions.transports.mooncake_source import MooncakeSpec, mooncake_spec
 from agentrl.versions.version_cache import VersionCache
 from agentrl.versions.version_files import Shelf, WeightsFolder
 from agentrl.versions.version_manifest import VERSION_FILE
@@ -35,6 +36,15 @@ class VersionPlaces:
     admin_key: str = field(repr=False)
     address: Callable[[str], str | None]
     """The URL of this proxy as the engine of a URL reaches it; None when it does not."""
+    mooncake: MooncakeSpec | None = None
+    """The run's Mooncake store."""
+    reads_memory: bool = False
+    """Engines' hosts read from each other's memory where they can."""
+
+    @property
+    def serves_many(self) -> bool:
+        """Whether all engines may read at once from a place that is no engine."""
+        return self.storage_url is not None or self.mooncake is not None
 
     @property
     def shelves(self) -> list[Shelf]:
@@ -42,8 +52,15 @@ class VersionPlaces:
         return [WeightsFolder(self.weights), self.cache]
 
     def sources(self, folder: Path, engine_url: str, peers: Sequence[Json]) -> list[Json]:
-        """Where an engine reads a version, the best first: its `folder`, other engines, storage, this proxy."""
-        sources: list[Json] = [{"kind": "folder", "root": str(folder.parent)}, *peers]
+        """Where an engine reads a version, the best first: Mooncake, its `folder`, other engines, storage, this proxy.
+
+        Where there is a Mooncake store, the folder is not used in place: each engine would read all of it.
+        """
+        sources: list[Json] = [{"kind": "folder", "root": str(folder.parent)}]
+        if self.mooncake is not None:
+            sources = [self.mooncake.model_dump(mode="json"), sources[0] | {"in_place": False}]
+        for peer in peers:
+            sources += [peer | {"kind": "nixl"}, peer] if self.reads_memory else [peer]
         if self.storage_url is not None:
             sources.append({"kind": "storage", "url": self.storage_url})
         if (url := self.address(engine_url)) is not None:
@@ -79,6 +96,8 @@ def places_of(config: RunConfig, admin_key: str, listens: tuple[str, int] | None
         storage_url=config.storage.weights_url(config.name),
         admin_key=admin_key,
         address=lambda engine_url: config.proxy.public_url or _address(engine_url, listens),
+        mooncake=mooncake_spec(config.publish.mooncake, config.name),
+        reads_memory=config.publish.peers == "nixl",
     )
 
 

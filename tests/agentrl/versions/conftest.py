@@ -18,14 +18,14 @@ TOKEN = "reads"
 class Host:
     """Serves version files at `url`. `break_after`: bytes after which a connection is cut.
 
-    `requests` are the paths and ranges so far; `answer` replaces the application's answers.
+    `requests` are the paths and ranges so far; `answer` replaces the answers of `files`.
     """
 
     def __init__(self, shelf: Shelf) -> None:
         self.requests: list[tuple[str, str]] = []
         self.break_after: Callable[[str], int | None] = lambda path: None
         self.answer: Callable[[Any, Any, Any], Any] | None = None
-        self._files = VersionFiles([shelf], lambda token, name: token == TOKEN)
+        self.files = VersionFiles([shelf], lambda token, name: token == TOKEN)
         self._server = uvicorn.Server(uvicorn.Config(self, port=0, log_level="critical", lifespan="off"))
         self._thread = threading.Thread(target=self._server.run, daemon=True)
         self._thread.start()
@@ -48,7 +48,7 @@ class Host:
             else:
                 await send(message)
 
-        await (self.answer or self._files)(scope, receive, cut)
+        await (self.answer or self.files)(scope, receive, cut)
 
     def stop(self) -> None:
         self._server.should_exit = True

@@ -13,15 +13,18 @@ import pytest
 from agentrl.errors import DamagedObject, StorageError
 from agentrl.storage.object_store import ObjectStore
 from agentrl.versions.http_source import HTTPSource
-from agentrl.versions.transports import mooncake_source
+from agentrl.versions.transports import memory_windows, mooncake_source, nixl_source, window_answer
+from agentrl.versions.transports.memory_windows import WindowFiles, Windows
+from agentrl.versions.transports.nixl_source import NIXLSource
 from agentrl.versions.version_cache import VersionCache
 from agentrl.versions.version_manifest import VERSION_FILE, VersionManifest
 from agentrl.versions.version_sources import PART_BYTES, FolderSource, ObjectSource, Source
+from tests import fake_nixl
 from tests.mooncake_stores import mooncake_place, stored_copy
 from tests.version_folders import read_tensors, tensors, write_version
 
 NAME, FILE = "v1-a", "model-00001-of-00002.safetensors"
-KINDS = ("folder", "storage", "http", "mooncake")
+KINDS = ("folder", "storage", "http", "nixl", "mooncake")
 VALUES = tensors(np.random.default_rng(0), 50_000)
 
 
@@ -54,6 +57,18 @@ def place(request: pytest.FixtureRequest, root: Path, tmp_path: Path, monkeypatc
         host = request.getfixturevalue("host")
         source = HTTPSource(host.url, "reads", pause=lambda seconds: None)
         return Place(source, lambda folder: None, die=lambda: setattr(host, "break_after", lambda path: 10))
+    if request.param == "nixl":
+        host = request.getfixturevalue("host")
+        for module in (nixl_source, memory_windows, window_answer):
+            monkeypatch.setattr(module, "WINDOW_BYTES", 64 << 10)
+        network = fake_nixl.install(monkeypatch)
+        host.answer = WindowFiles(host.files, Windows())
+        return Place(
+            NIXLSource(host.url, "reads"),
+            lambda folder: None,
+            dies=not fake_nixl.REAL,
+            die=lambda: setattr(network, "dies_after", network.reads + 2),
+        )
     stored = mooncake_place(request, monkeypatch, tmp_path.name)
     return Place(stored.source, stored.publish, stored.master is not None, stored.die)
 

@@ -28,6 +28,9 @@ def offer(transport: str, url: str, **changes: Any) -> Json:
     if transport == "tensor":
         payloads = [[uuid4().hex], [uuid4().hex]]
         return {"transport": "tensor", "timeout_s": 5, "payloads": {url: payloads}} | changes
+    if transport == "checkpoint_engine":
+        handles = {"GPU-0": "ipc://@a.sock", "GPU-1": "ipc://@b.sock"}
+        return {"transport": transport, "timeout_s": 5, "handles": handles, "engines": [url]} | changes
     return {
         "transport": "distributed",
         "timeout_s": 5,
@@ -62,7 +65,15 @@ BY = {
         "/end_weight_update",
         "/destroy_weights_update_group",
     ],
+    "checkpoint_engine": ["/update_weights_from_ipc"],
 }
+
+
+@pytest.fixture
+def proxy(proxy: Any) -> Any:
+    """Its engine runs on one GPU."""
+    proxy.engine.gpu_handles = {"GPU-1"}
+    return proxy
 
 
 def test_every_transport_of_the_configuration_is_tested_and_documented() -> None:
@@ -78,14 +89,15 @@ def test_an_engine_takes_all_buckets_and_has_the_version_with_the_last(
     proxy: Any, tmp_path: Path, transport: str
 ) -> None:
     members = proxy.get("/admin/publish/members", headers=ADMIN)
-    assert members == [{"url": proxy.engine.url, "ranks": 1}]
+    assert members == [{"url": proxy.engine.url, "ranks": 1, "prepares": False}]
     answer = publish(proxy, tmp_path, transfer=offer(transport, proxy.engine.url), bytes=48).json()
     assert answer["transport"] == {proxy.engine.url: transport}
     assert answer["bytes"] == 48
     assert answer["bytes_per_s"] > 0
     assert updates(proxy.engine) == BY[transport]
     sent = [body for path, body in proxy.engine.calls if path.startswith("/update_weights_from")]
-    assert [(body["weight_version"], body["flush_cache"]) for body in sent] == [(None, False), ("1", True)]
+    flags = [(None, False), ("1", True)][2 - len(sent) :]  # with the last request
+    assert [(body["weight_version"], body["flush_cache"]) for body in sent] == flags
     assert proxy.engine.version == "1"
     assert not proxy.engine.paused
     (event,) = proxy.database.query(events.of_run, proxy.run_id, "publish")
@@ -170,6 +182,14 @@ def test_an_offer_that_makes_no_sense_is_refused(proxy: Any, tmp_path: Path, wro
     assert updates(proxy.engine) == []
     with pytest.raises(ValidationError):
         TypeAdapter(Transfer).validate_python(offer("distributed", "http://e") | wrong)
+
+
+@pytest.mark.parametrize("gpus", [set(), {"GPU-7"}], ids=["no package", "another GPU"])
+def test_an_engine_that_cannot_take_handles_reads_the_folder(proxy: Any, tmp_path: Path, gpus: set[str]) -> None:
+    proxy.engine.gpu_handles = gpus
+    answer = publish(proxy, tmp_path, transfer=offer("checkpoint_engine", proxy.engine.url)).json()
+    assert answer["transport"] == {proxy.engine.url: "disk"}
+    assert (proxy.engine.version, proxy.engine.paused) == ("1", False)
 
 
 async def test_without_digests_nothing_is_compared(fake_engine: FakeEngine) -> None:

@@ -11,8 +11,11 @@ from serving import add_version
 
 from agentrl.errors import StoreError
 from agentrl.proxy.engines import weight_checks
+from agentrl.proxy.engines.delivery.version_places import VersionPlaces
 from agentrl.proxy.engines.weight_checks import WeightFolders
 from agentrl.versions import weights_folder
+from agentrl.versions.version_cache import VersionCache
+from tests.version_folders import changed, read_tensors, tensors, write_version
 
 
 def write(folder: Path, value: float) -> str:
@@ -74,3 +77,52 @@ def test_an_engine_is_not_asked_to_load_other_tensors(proxy, tmp_path) -> None:
     write(tmp_path / "v1", 1.0)
     assert proxy.post("/admin/publish", {"version": 1}, headers=admin).status_code == 200
     assert proxy.engine.version == "1"
+
+
+class TestVersionsWithAManifest:
+    """Version 2 is only a delta of version 1."""
+
+    @pytest.fixture
+    def folders(self, tmp_path: Path) -> WeightFolders:
+        draw = np.random.default_rng(1)
+        before = tensors(draw, 40)
+        self.after = changed(draw, before)
+        first = write_version(tmp_path / "weights", "v1-a", before)
+        self.second = write_version(tmp_path / "weights", "v2-a", self.after, (first, before), whole=False)
+        self.first = first
+        places = VersionPlaces(
+            weights=tmp_path / "weights",
+            cache=VersionCache(tmp_path / "cache", 1 << 30),
+            storage_url=None,
+            admin_key="k",
+            address=lambda url: None,
+        )
+        return WeightFolders(places=places)
+
+    async def test_whole_files_are_used_where_they_are(self, folders: WeightFolders, tmp_path: Path) -> None:
+        path = str(tmp_path / "weights" / "v1-a")
+        assert await folders.checked(1, path, self.first.checksum) == path
+
+    async def test_a_delta_is_made_whole_and_stays_until_later_versions_are_asked_for(
+        self, folders: WeightFolders, tmp_path: Path
+    ) -> None:
+        path = str(tmp_path / "weights" / "v2-a")
+        made = await folders.checked(2, path, self.second.checksum)
+        assert made != path
+        assert read_tensors(Path(made)) == {name: tensor.data for name, tensor in self.after.items()}
+        assert await folders.checked(2, path, self.second.checksum) == made
+
+    async def test_a_folder_that_was_recorded_elsewhere_is_found_in_the_runs_own(self, folders: WeightFolders) -> None:
+        made = await folders.checked(2, "/on/the/trainers/host/v2-a", self.second.checksum)
+        assert read_tensors(Path(made)) == {name: tensor.data for name, tensor in self.after.items()}
+
+    async def test_other_tensors_than_recorded_are_refused(self, folders: WeightFolders, tmp_path: Path) -> None:
+        with pytest.raises(StoreError, match=r"version 1 is not loaded: .*; restart the trainer"):
+            await folders.checked(1, str(tmp_path / "weights" / "v1-a"), self.second.checksum)
+        (file,) = (tmp_path / "weights" / "v1-a").glob("model-00001*")
+        file.write_bytes(file.read_bytes()[:-1] + b"\x01")
+        with pytest.raises(StoreError, match="version 1 is not loaded"):
+            await folders.checked(1, str(tmp_path / "weights" / "v1-a"), self.first.checksum)
+
+    async def test_a_folder_that_only_engines_see_passes(self, folders: WeightFolders) -> None:
+        assert await folders.checked(7, "/on/the/trainers/host/v7-a", "0" * 64) == "/on/the/trainers/host/v7-a"
