@@ -42,15 +42,27 @@ def start_proxy(
     model: Path,
     program: tuple[str, ...] = ("-m", "agentrl"),
     more: Mapping[str, str] | None = None,
+    sections: Mapping[str, object] | None = None,
 ) -> subprocess.Popen[bytes]:
-    """Start `agentrl proxy`, or a `program` with its arguments, on a database of its own and with `more` variables."""
+    """`launch_proxy` on a database of its own, for a run with more `sections` of configuration."""
     database = Database(f"sqlite:///{folder}/bench.db")
     database.upgrade()
-    create_run(database, model)
+    create_run(database, model, **(sections or {}))
     database.close()
+    return launch_proxy(folder, engine_urls, port, program, more)
+
+
+def launch_proxy(
+    folder: Path,
+    engine_urls: list[str],
+    port: int,
+    program: tuple[str, ...] = ("-m", "agentrl"),
+    more: Mapping[str, str] | None = None,
+) -> subprocess.Popen[bytes]:
+    """Start `agentrl proxy`, or a `program` with its arguments, on the folder's database, with `more` variables."""
     argv = ["proxy", "--run", "bench", "--port", str(port), "--log-level", "warning"]
     argv += [word for url in engine_urls for word in ("--engine", url)]
-    env = os.environ | {"AGENTRL_DATABASE_URL": database.url, "AGENTRL_ADMIN_KEY": "admin-key"}
+    env = os.environ | {"AGENTRL_DATABASE_URL": f"sqlite:///{folder}/bench.db", "AGENTRL_ADMIN_KEY": "admin-key"}
     env |= more or {}
     return subprocess.Popen([sys.executable, *program, *argv], env=env, stdout=subprocess.DEVNULL)
 

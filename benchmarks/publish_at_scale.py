@@ -5,7 +5,8 @@
 No engine runs: links, staging and pauses are modelled (fleets/modelled.py) and the clock jumps. The plans are those of
 the product: which host reads from which, and which engines are paused. 125 hosts of 8 engines, 25 Gbit/s each way; a
 shared folder of 10 GB/s for all readers; object storage of 100 GB/s and 1 GB/s for one reader; a proxy with one host's
-link. A version is 16 GB (8 billion parameters in bfloat16); its delta is that of a measured density.
+link. A version is 16 GB (8 billion parameters in bfloat16); its delta that of 3 % changed elements
+(benchmarks/deltas.py), written by 8 ranks.
 
 - `bound/WAY/SIZE`: bytes over bandwidth, which no way can undercut: the bytes through one host's link, or all bytes
   that the origin sends through the origin's link, whichever takes longer.
@@ -16,8 +17,8 @@ link. A version is 16 GB (8 billion parameters in bfloat16); its delta is that o
 - `stall/WAY/SIZE`: the longest pause of an engine.
 
 `paused` is the way of engines that cannot prepare: they read the version while they are paused. `tree`: hosts that have
-the version serve others; `relay`: hosts pass on each file of 256 MB while they fetch the rest, which is what the proxy
-plans.
+the version serve others. `relay`: hosts pass on each file (0.5 GB; of a delta, one of a rank) while they fetch the
+rest, which is what the proxy plans.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from fleets.modelled import Fleet, Links, Way
 
 HOSTS, ENGINES = 125, 8
 HOST_BPS = 25e9 / 8
-WHOLE = 16e9
+WHOLE, FILE, RANKS = 16e9, 512e6, 8
 FOLDER = Links(host=HOST_BPS, origin=10e9)
 STORAGE = Links(host=HOST_BPS, origin=100e9, reader=1e9)
 PROXY = Links(host=HOST_BPS, origin=HOST_BPS)
@@ -39,7 +40,7 @@ def main() -> None:
     """Model, print a table, write JSON."""
     options = harness.arguments(
         __doc__,
-        delta_share=(float, 0.05, "bytes of a delta as a share of the whole version"),
+        delta_share=(float, 0.0155, "bytes of a delta as a share of the whole version"),
         fan_out=(int, 2, "hosts that one host serves at once"),
     )
     report = harness.Report("publish_at_scale")
@@ -57,7 +58,8 @@ def main() -> None:
 
 def ways(n_bytes: float, fan_out: int) -> dict[str, Way]:
     """The ways to compare. Engines that cannot prepare have no deltas: they read the whole version."""
-    folder = Way(links=FOLDER, n_bytes=n_bytes, whole_bytes=WHOLE, origins=32)
+    file_bytes = min(FILE, n_bytes / RANKS)
+    folder = Way(links=FOLDER, n_bytes=n_bytes, whole_bytes=WHOLE, origins=32, file_bytes=file_bytes)
     found = {
         "folder": folder,
         "storage": replace(folder, links=STORAGE, origins=HOSTS),

@@ -40,7 +40,7 @@ class Way:
     origins: int  # hosts that read from the origin at once
     fan_out: int = 0  # hosts that one host serves at once; 0: hosts do not serve each other
     relays: bool = False  # a host passes on each file as soon as it has it
-    file_bytes: float = 256e6  # size of a file of the version
+    file_bytes: float = 512e6  # size of a file of the version
     prepared: bool = True  # read and staged before the pause; else read during the pause
     stage_bps: float = 16e9  # bytes per second at which a host stages versions in its engines
     whole_bytes: float = 0.0  # of a version

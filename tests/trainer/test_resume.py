@@ -72,9 +72,7 @@ def weights_of(setup: Setup, state: str = "published") -> dict[int, tuple[Path, 
 @pytest.fixture(autouse=True)
 def quick_disk(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is written behind the next steps is there when they look."""
-    monkeypatch.setattr(
-        checkpoint_writer.Writing, "done", lambda self: self.future is None or self.future.exception() is None
-    )
+    monkeypatch.setattr(checkpoint_writer.Writing, "done", lambda self: self.future.exception() is None)
 
 
 def folders(root: Path) -> list[str]:

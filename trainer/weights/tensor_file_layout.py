@@ -11,8 +11,8 @@ import torch
 from agentrl.trainer.weights.ownership import Output
 from agentrl.versions.weights_folder import LENGTH_BYTES, TENSORS
 
-FILE_BYTES = 4 << 30
-"""Size at which a share goes on in another file."""
+FILE_BYTES = 512 << 20
+"""Size at which a share goes on in another file. Hosts pass a version on file by file."""
 TYPES = {
     "F64": torch.float64,
     "F32": torch.float32,

@@ -12,6 +12,7 @@ from safetensors.torch import load_file
 from agentrl.trainer.distributed import full
 from agentrl.trainer.publish.publish_client import Publisher
 from agentrl.trainer.run import saved_step
+from agentrl.trainer.run.trainer_state import Trainer
 from agentrl.trainer.weights.published import Published
 from agentrl.trainer.weights.version_folders import manifest_in
 from agentrl.versions.version_cache import VersionCache
@@ -31,7 +32,7 @@ def trained(monkeypatch: pytest.MonkeyPatch) -> dict[str, Tensors]:
     found: dict[str, Tensors] = {}
     real = saved_step.write_version
 
-    def kept(t: saved_step.Trainer, folder: Path) -> Published:
+    def kept(t: Trainer, folder: Path) -> Published:
         found[folder.name] = {
             name: full(p).to(torch.bfloat16 if p.ndim > 1 else p.dtype, copy=True) for name, p in t.policy.trainable()
         }
