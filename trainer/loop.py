@@ -7,12 +7,15 @@
         │
         │  ┌──────────────────────────────────────────────────────────────────────────────┐
         ├──┼─ lease ────────────────► batch ∀                                               │
-        │  │                           └► advantages ∀ ─► update ∀ ─► checkpoint ∀ (durable)│
+        │  │                           └► advantages ∀ ─► update ∀ ─► checkpoint ∀          │
         ├──┼─ complete {trained, version pending} ◄───────────────────┘                     │
         │  │                                            └─ publish ─────────────────────────┼──► engines load vN
         │  └────────────────────────── next step ◄─────────────────── vN serves ◄───────────┘
         ▼
    run finished: the whole model is exported
+
+A checkpoint is durable before `complete` with `checkpoint_every: 1` and at the last step. Otherwise a thread of each
+rank writes it during the next steps (run/step_checkpoint.py), and a death repeats the steps after the newest one.
 
 Who waits for whom:
 

@@ -17,7 +17,7 @@ from agentrl.domain.schemas import ResumePlan, TokenFacts
 from agentrl.store.training.batch_facts import BatchFacts
 from agentrl.store.training.sample_rows import SampledRollout
 from agentrl.trainer.batches.batch_reader import BatchReader
-from agentrl.trainer.checkpoints.checkpoint import Ignored, StepRecord
+from agentrl.trainer.checkpoints.checkpoint import Checkpoint, Ignored, StepRecord
 
 CHECKPOINTED = "checkpointed"
 """The metric that says whether a step has left a checkpoint."""
@@ -89,8 +89,19 @@ class Lineage:
     def complete(self, record: StepRecord, path: Path, checksum: str) -> None:
         """Record in one transaction that the step and its trajectories are trained and that its version is pending."""
 
-    def checkpointed(self, record: StepRecord) -> None:
-        """Record that a step, which was completed before, now has a durable checkpoint."""
+    def checkpointed(self, made: Checkpoint) -> None:
+        """Record that a completed step has a durable checkpoint, with its digest."""
+
+    def stored(self, step_ids: Sequence[str]) -> None:
+        """Record that object storage has these steps' checkpoints."""
+
+    def checkpoint_digest(self, step_id: str) -> str | None:
+        """The digest of a step's checkpoint, if one was recorded."""
+        return None
+
+    def evaluation(self, version: int) -> Evaluation | None:
+        """The evaluation of one version so far; None before it has begun."""
+        return None
 
     def unneeded(self, names: list[str], *, unknown: bool) -> set[str]:
         """The weight folders among `names` that no engine will load any more."""

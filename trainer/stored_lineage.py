@@ -13,10 +13,11 @@ from agentrl.domain.batches.outline import BatchOutline
 from agentrl.domain.evaluation import Evaluation
 from agentrl.domain.schemas import Json, ResumePlan, StepState, TokenFacts
 from agentrl.errors import UserError
-from agentrl.store import Database, evaluation_episodes, events, runs
+from agentrl.store import Connection, Database, evaluation_episodes, events, runs
 from agentrl.store.db.codec import new_id
 from agentrl.store.training import (
     batch_facts,
+    checkpoint_rows,
     memory_leases,
     sample_rows,
     step_resume,
@@ -29,7 +30,7 @@ from agentrl.store.training.batch_facts import BatchFacts
 from agentrl.store.training.sample_rows import SampledRollout
 from agentrl.trainer.batches.batch_reader import BatchReader
 from agentrl.trainer.batches.token_cache import TokenCache
-from agentrl.trainer.checkpoints.checkpoint import Ignored, StepRecord
+from agentrl.trainer.checkpoints.checkpoint import Checkpoint, Ignored, StepRecord
 from agentrl.trainer.run_lineage import CHECKPOINTED, Lineage
 
 POLL_S = 0.2
@@ -40,8 +41,8 @@ class StoredLineage(Lineage):
     """One trainer epoch of one run, in the store.
 
     `check` and the methods that change the run's steps raise FencedError once a newer trainer has started:
-    `reconcile`, `wait_for_batch` (it leases groups), `refuse`, `complete`, `remade`, `checkpointed` and `finish`.
-    Reading and `record` still work.
+    `reconcile`, `wait_for_batch` (it leases groups), `refuse`, `complete`, `remade`, `checkpointed`, `stored` and
+    `finish`. Reading and `record` still work.
     """
 
     def __init__(self, database: Database, run_id: str, epoch: int, config: RunConfig) -> None:
@@ -188,9 +189,30 @@ class StoredLineage(Lineage):
             version_states.set_folder, self.run_id, self.epoch, version, path=str(path), checksum=checksum
         )
 
-    def checkpointed(self, record: StepRecord) -> None:
-        """Record that a step, which was completed before, now has a durable checkpoint."""
-        self.database.transact(steps.add_metrics, self.run_id, self.epoch, record.batch.step_id, {CHECKPOINTED: 1.0})
+    def checkpointed(self, made: Checkpoint) -> None:
+        """Record that a completed step has a durable checkpoint, with its digest."""
+        step_id = made.record.batch.step_id
+
+        def unit(conn: Connection) -> None:
+            checkpoint_rows.record(
+                conn, self.run_id, self.epoch, step_id, digest=made.digest, size_bytes=made.size_bytes
+            )
+            steps.add_metrics(conn, self.run_id, self.epoch, step_id, {CHECKPOINTED: 1.0})
+
+        self.database.transact(unit)
+
+    def stored(self, step_ids: Sequence[str]) -> None:
+        """Record that object storage has these steps' checkpoints."""
+        if step_ids:
+            self.database.transact(checkpoint_rows.set_stored, self.run_id, self.epoch, list(step_ids))
+
+    def checkpoint_digest(self, step_id: str) -> str | None:
+        """The digest of a step's checkpoint, if one was recorded."""
+        return self.database.query(checkpoint_rows.digest_of, step_id)
+
+    def evaluation(self, version: int) -> Evaluation | None:
+        """The evaluation of one version so far; None before it has begun."""
+        return self.database.query(evaluation_episodes.of_version, self.run_id, version)
 
     def record(self, kind: str, start: float, end: float, **data: object) -> None:
         """Add an event with a start and an end to the run's timeline."""

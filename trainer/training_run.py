@@ -3,12 +3,12 @@
     prepare_batch ─► update ─► save ─► publish ─► evaluate
           ▲            │         │        │          └ waits for the result of the version, where one is due
           │            │         │        └ engines load the version
-          │            │         └ the checkpoint is durable, and the store has the step
+          │            │         └ the store has the step; its checkpoint is durable, or written during the next steps
           │            └ models and optimizer have moved, in memory only
           └────────────────────── next step ──────────┘
 
-A process that dies anywhere resumes at the last saved step: a batch that was not saved is leased again, and a version
-that was saved but not published is published first. All methods are collective.
+A process that dies anywhere resumes at the newest checkpoint: batches that were not saved, and those of later steps,
+are leased again, and a version that was saved but not published is published first. All methods are collective.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ from agentrl.trainer.batches.leased_batch import LeasedBatch
 from agentrl.trainer.batches.share import Share
 from agentrl.trainer.batches.step_times import StepTimes
 from agentrl.trainer.checkpoints.checkpoint import StepRecord
+from agentrl.trainer.checkpoints.stored_checkpoints import stored_checkpoints, stored_weights
 from agentrl.trainer.distributed import World
 from agentrl.trainer.learning_rate import learning_rate, set_learning_rate
 from agentrl.trainer.metrics.batch_metrics import Metrics, finite
@@ -41,15 +42,14 @@ from agentrl.trainer.models.run_models import after_step, make_models
 from agentrl.trainer.nonfinite import NonFinite
 from agentrl.trainer.optimizer import make_optimizer
 from agentrl.trainer.publish.publish_client import Publisher
-from agentrl.trainer.run import gpu_turn
+from agentrl.trainer.run import gpu_turn, step_checkpoint
 from agentrl.trainer.run.batch_lease import ShouldAccept, next_batch
 from agentrl.trainer.run.next_share import read_ahead
 from agentrl.trainer.run.publish_step import publish
 from agentrl.trainer.run.resume import resume
-from agentrl.trainer.run.saved_step import Saved, finish_writing, remove_old, save
+from agentrl.trainer.run.saved_step import Saved, remove_old, save
 from agentrl.trainer.run.step_profile import profiled
 from agentrl.trainer.run.step_report import line, log_samples, sinks_of, step_metrics, trained_trajectories
-from agentrl.trainer.run.stored_checkpoints import stored_checkpoints, stored_weights
 from agentrl.trainer.run.trainer_start import started
 from agentrl.trainer.run.trainer_state import Trainer, say
 from agentrl.trainer.run_lineage import Lineage
@@ -57,6 +57,7 @@ from agentrl.trainer.scoring import make_share
 from agentrl.trainer.stop import Stop
 from agentrl.trainer.update import update_policy
 from agentrl.trainer.weights import model_export
+from agentrl.trainer.weights.saved_models import SavedModels
 
 POLL_S = 1.0
 
@@ -240,13 +241,16 @@ def opened(
     t = Trainer(config, base_model, world, models, optimizer, lineage, publisher, stop, from_base, functions)
     if world.leads:
         t.stored, t.stored_weights = stored_checkpoints(config), stored_weights(config)
+        if (every := config.trainer.save_every) is not None:
+            adapter, keep = config.trainer.lora, config.trainer.keep_models
+            t.saved_models = SavedModels(config.name, config.run_dir, base_model, adapter, every, keep)
     if t.policy.unpacked:
         say(t, f"every sequence is computed by itself, which is slower: {t.policy.unpacked}")
     resume(t)
     run = TrainingRun(t)
     with sinks_of(t), closing(t):
         yield run
-        finish_writing(t)
+        step_checkpoint.finish_all(t)
         if not run.finished:
             if t.checkpointed < t.step:
                 say(t, f"stopping: steps {t.checkpointed + 1} to {t.step} have no checkpoint and will be repeated")

@@ -204,6 +204,8 @@ def _facts(found: Json) -> RenderableType:
         reward = "" if step["return_mean"] is None else f", return {step['return_mean']:.3g}"
         age = "" if step["staleness_max"] is None else f", oldest token {step['staleness_max']} versions"
         rows.append(("newest step", f"{step['step']} ({step['state']}){reward}{age}"))
+    if found.get("checkpoint"):
+        rows.append(("checkpoint", _checkpoint(found["checkpoint"])))
     if found.get("trainer"):
         rows.append(("trainer", trainer_facts.line(found["trainer"])))
     table = Table.grid(padding=(0, 2))
@@ -211,6 +213,12 @@ def _facts(found: Json) -> RenderableType:
     for row in rows:
         table.add_row(*row)
     return table
+
+
+def _checkpoint(found: Json) -> str:
+    """The newest durable checkpoint: its step, digest and size, and where it is complete."""
+    where = "on disk and in object storage" if found["stored_at"] is not None else "on disk"
+    return f"step {found['step']}, {found['digest'][:12]}, {found['size_bytes'] / 2**20:,.1f} MiB, {where}"
 
 
 def _parts(found: Json, now: float) -> RenderableType:

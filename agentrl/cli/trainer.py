@@ -126,8 +126,8 @@ def _check_resume(run: RunConfig, from_base: bool) -> None:
     from agentrl.launch.run_folder import database_url
     from agentrl.store import Database
     from agentrl.trainer.checkpoints.checkpoint import CHECKPOINTS
+    from agentrl.trainer.checkpoints.stored_checkpoints import can_fetch
     from agentrl.trainer.run.resume import find_checkpoint
-    from agentrl.trainer.run.stored_checkpoints import can_fetch
     from agentrl.trainer.stored_lineage import StoredLineage
 
     database = Database(database_url(run))

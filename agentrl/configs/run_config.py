@@ -120,6 +120,14 @@ class RunConfig(Section):
         return self
 
     @model_validator(mode="after")
+    def _the_best_is_evaluated(self) -> RunConfig:
+        if self.trainer.keeps_best_evaluated and not self.is_evaluated:
+            raise ValueError(
+                f"trainer.keep_best: {self.trainer.keep_best} needs evaluations: set evaluation.tasks or unseen_tasks"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _lag_is_within_the_staleness(self) -> RunConfig:
         lag, bound = self.publish.lag, self.trainer.max_staleness
         if self.steps and lag > bound:

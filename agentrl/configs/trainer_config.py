@@ -15,6 +15,8 @@ ALL_LINEAR = "all-linear"
 Auto = Literal["auto"]
 CPU_TOKENS = 4096
 """What `tokens_per_microbatch: auto` means on a CPU."""
+EVALUATED = ("evaluation", "eval-rollout")
+"""The first parts of the names of metrics that an evaluation measures, after the step."""
 
 
 class AdapterConfig(Section):
@@ -96,8 +98,12 @@ class UpdateConfig(Section):
     keep_checkpoints: Annotated[int, Field(ge=2)] = 2
     """Number of newest checkpoints to keep."""
     keep_best: str | None = None
-    """A step metric: also keep the checkpoint with its largest value, or with a leading `-` its smallest;
-    null: none.
+    """A metric: also keep the checkpoint with its largest value, or with a leading `-` its smallest; null: none. A run
+    may name a metric of its evaluations, such as `evaluation/default/reward`.
+    """
+    verify_checkpoint: bool = False
+    """At a resume, compare all bytes of the checkpoint with the SHA-256 that were recorded when it was written. Sizes
+    and the checkpoint's digest are always compared, and all bytes of a checkpoint that comes from object storage.
     """
 
     @model_validator(mode="after")
@@ -112,6 +118,11 @@ class UpdateConfig(Section):
     def token_budget(self) -> int:
         """`tokens_per_microbatch` as a number. A trainer first replaces `auto` (`trainer/run/trainer_start.py`)."""
         return CPU_TOKENS if self.tokens_per_microbatch == "auto" else self.tokens_per_microbatch
+
+    @property
+    def keeps_best_evaluated(self) -> bool:
+        """Whether `keep_best` names a metric of evaluations."""
+        return self.keep_best is not None and self.keep_best.removeprefix("-").partition("/")[0] in EVALUATED
 
 
 CHANGEABLE_OF_TRAINER = (
@@ -132,6 +143,9 @@ CHANGEABLE_OF_TRAINER = (
     "trainer.checkpoint_every",
     "trainer.keep_checkpoints",
     "trainer.keep_best",
+    "trainer.verify_checkpoint",
+    "trainer.save_every",
+    "trainer.keep_models",
     "trainer.token_facts.every",
     "trainer.token_facts.sample",
     "trainer.profile_steps",
@@ -202,9 +216,15 @@ class TrainerConfig(UpdateConfig):
     """
     checkpoint_every: Positive | Auto = "auto"
     """Steps between durable checkpoints. A resume rolls back the steps after the newest one and trains them again.
-    `auto`: every step on a CPU; on a GPU so that writing takes at most a twentieth of the time, and at least every
-    50th step.
+    `auto`: so that writing takes at most a twentieth of the time, and at least every 50th step. With 1 a step is
+    complete when its checkpoint is durable; otherwise checkpoints are written while the next steps run.
     """
+    save_every: Positive | None = None
+    """Steps between Hugging Face folders of the model, `models/step-000100` in the run's folder, which are written from
+    the step's checkpoint beside the next steps; null: only `model/`, at the end.
+    """
+    keep_models: Positive | None = None
+    """Number of newest folders in `models/` to keep; null: all."""
 
     @model_validator(mode="after")
     def _reference_is_asked_for(self) -> Self:

@@ -16,6 +16,7 @@ from agentrl.store.events import TRAINER_STARTED, newest_of
 from agentrl.store.sessions import task_skips
 from agentrl.store.sessions.ends import trace_outbox
 from agentrl.store.tables import engines, events, heartbeats, interactions, sessions, steps
+from agentrl.store.training import checkpoint_rows
 
 LATEST_EVENTS = 5
 LATEST_ERRORS = 3
@@ -73,6 +74,7 @@ def facts(conn: Connection, run_id: str) -> Json:
         },
         "trainer": None if started is None else {k: v for k, v in started.data.items() if k not in ("start", "end")},
         "step": None if step is None else dict(step._mapping),
+        "checkpoint": checkpoint_rows.newest(conn, run_id),
         "engines": [{k: row._mapping[k] for k in ("url", "state", "version", "error", "last_seen_at")} for row in pool],
         "replicas": [dict(row._mapping) for row in replicas],
         "processes": [_process(rank) for rank in part_ranks.ranks(conn, run_id)],

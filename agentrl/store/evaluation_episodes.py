@@ -103,9 +103,15 @@ def newest(conn: Connection, run: Row[Any], from_step: int | None = None) -> lis
     return of_run(conn, run.id, made)
 
 
+def of_version(conn: Connection, run_id: str, version: int) -> Evaluation | None:
+    """The evaluation of a version so far; None before an episode of it has ended."""
+    return next(iter(evaluation.collect(episodes(conn, run_id, version=version))), None)
+
+
 def is_complete(conn: Connection, run_id: str, version: int) -> bool:
     """Whether every episode of a version's evaluation has ended."""
-    return any(one.complete for one in evaluation.collect(episodes(conn, run_id, version=version)))
+    found = of_version(conn, run_id, version)
+    return found is not None and found.complete
 
 
 def paused(conn: Connection, run_id: str, version: int, config: RunConfig) -> bool:

@@ -11,13 +11,14 @@ from agentrl.environment import masked
 from agentrl.errors import RequestError
 from agentrl.store import events, runs
 from agentrl.store.db import codec
-from agentrl.store.tables import steps
+from agentrl.store.tables import checkpoints, steps
 
 NOT_SHOWN = frozenset({"key_hash", "worker_asked_at", "outside_asked_at", "outside_had_last", "engines_gone"})
 """Columns that only the proxy uses."""
 PLAIN = [column for column in steps.c if column is not steps.c.metrics]
 METRICS = cast(steps.c.metrics, Text).label("metrics")
 """Read as text: SQLAlchemy's decoder of JSON would take most of the time of a page of steps."""
+DIGEST = checkpoints.c.digest.label("checkpoint")
 
 
 def of_run(conn: Connection, run_id: str) -> Json:
@@ -37,9 +38,12 @@ def of_every_run(conn: Connection) -> list[Json]:
 
 
 def of_steps(conn: Connection, run_id: str, after: int) -> list[Json]:
-    """The run's optimizer steps after step `after`, without those that were rolled back."""
+    """The run's optimizer steps after step `after`, without those that were rolled back; `checkpoint` is the digest of
+    the step's checkpoint, null if it left none.
+    """
     found = conn.execute(
-        select(*PLAIN, METRICS)
+        select(*PLAIN, DIGEST, METRICS)
+        .outerjoin(checkpoints, checkpoints.c.step_id == steps.c.id)
         .where(steps.c.run_id == run_id, steps.c.state != StepState.ROLLED_BACK, steps.c.step > after)
         .order_by(steps.c.step)
     )

@@ -5,7 +5,8 @@
           ├─ tasks ── groups ── sessions ─┬─ interactions ── interaction_data, routed_experts
           │                               ├─ rewards, unsent_traces
           │                               └─ trajectories ── trajectory_interactions → interactions
-          ├─ steps ── step_trajectories, token_facts → trajectories
+          ├─ steps ─┬─ step_trajectories, token_facts → trajectories
+          │         └─ checkpoints
           ├─ parts ── part_ranks
           └─ engines, memory_leases, heartbeats, events, keys, contents
 
@@ -462,6 +463,16 @@ Index(
     unique=True,
     sqlite_where=steps.c.state != "rolled_back",
     postgresql_where=steps.c.state != "rolled_back",
+)
+
+checkpoints = Table(  # the durable checkpoint of a step; the row outlives the folder
+    "checkpoints",
+    metadata,
+    Column("step_id", ForeignKey("steps.id"), primary_key=True),
+    Column("digest", String(64), nullable=False),  # SHA-256 of its meta.json, which has those of its other files
+    Column("size_bytes", BigInteger, nullable=False),
+    Column("written_at", Float, nullable=False),  # complete in the run's folder
+    Column("stored_at", Float),  # complete in object storage; null: not
 )
 
 step_trajectories = Table(

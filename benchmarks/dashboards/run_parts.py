@@ -113,6 +113,8 @@ def events(run_id: str, timeline: Timeline, sessions: list[str], ids: Ids, rng: 
         waited = {"start": at(step - 0.1), "end": at(step), "step": step}
         found.append((waited["end"], "wait_for_batch", "trainer", waited))
         found.append((train["end"], "train_step", "trainer", train))
+        saved = {"start": at(step + TRAINED - 0.05), "end": at(step + 1.2), "step": step, "bytes": 3 << 30}
+        found.append((saved["end"], "checkpoint", "trainer", saved))
         found.append((publish["end"], "publish", "proxy", publish))
         waited = {"start": at(step + TRAINED), "end": at(step + PUBLISHED), "version": step}
         found.append((waited["end"], "wait_for_publish", "trainer", waited))

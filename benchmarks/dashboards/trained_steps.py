@@ -19,6 +19,8 @@ from .session_rows import Path
 FACTS_EVERY = 50
 """Steps whose trajectories have facts of their tokens: every so many, and the last ones."""
 FACTS_LAST = 10
+OF_TRAIN = {"read": 0.01, "build": 0.02, "forward": 0.33, "backward": 0.56, "update": 0.05, "other": 0.03}
+"""Shares of an update's time."""
 
 
 @dataclass(slots=True)
@@ -190,6 +192,8 @@ def _metrics(of: StepTotals, timeline: Timeline, mean: float, rng: random.Random
         "time/wait_for_batch": abs(noise(0.1)) * timeline.step_s,
         "time/wait_for_policy": 1.5 + abs(noise(0.3)),
         "time/train": train_s,
+        **{f"time/{name}": share * train_s for name, share in OF_TRAIN.items()},
         "time/checkpoint": 2.0 + abs(noise(0.3)),
+        "time/write_version": 1.5 + abs(noise(0.2)),
         "checkpointed": 1.0,
     }

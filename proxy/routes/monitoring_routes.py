@@ -18,6 +18,7 @@ from agentrl.proxy.run_store import RunStore
 from agentrl.store import activity, engine_claims, evaluation_episodes, heartbeats, run_view, sample_flow
 from agentrl.store.exports import token_rows
 from agentrl.store.sessions import session_lookup, session_view
+from agentrl.store.views.results import step_pipeline
 
 router = APIRouter(tags=["monitoring"], route_class=GuardedRoute)
 
@@ -102,6 +103,13 @@ async def get_lineage(run_id: str, step: Annotated[int, Path(ge=0, le=MAX_INT32)
     """The trajectories and calls that a step trained, with staleness, return and advantage."""
     store = await _of_run(request, run_id)
     return await answer(store, run_view.of_step_lineage, run_id, step)
+
+
+@router.get("/api/runs/{run_id}/pipeline", response_model=Json)
+async def get_pipeline(run_id: str, request: Request) -> Response:
+    """Where the time of the newest steps went: their parts, the engines' stalls, what ran when, what bounds the run."""
+    store = await _of_run(request, run_id)
+    return await answer(store, step_pipeline.of_run, run_id)
 
 
 @router.get("/api/runs/{run_id}/samples", response_model=Json)

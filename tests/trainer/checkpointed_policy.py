@@ -38,9 +38,9 @@ class Run:
     def step(self) -> None:
         update_policy(self.policy, self.optimizer, random_samples(), 1, AGES, CONFIG, self.world)
 
-    def begin(self, root: Path, *, wait: bool) -> Writing:
+    def begin(self, root: Path, *, copied: bool) -> Writing:
         parts = checkpoint_writer.state_of("policy", self.policy, self.optimizer)
-        return checkpoint_writer.begin(root, RECORD, parts, self.world, wait=wait)
+        return checkpoint_writer.begin(root, RECORD, parts, self.world, copied=copied)
 
     def state(self) -> dict[str, torch.Tensor]:
         parts = checkpoint_writer.state_of("policy", self.policy, self.optimizer)

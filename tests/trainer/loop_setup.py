@@ -60,7 +60,13 @@ class Setup:
             tasks="t",
             steps=steps,
             runs_dir=folder,
-            trainer={"groups_per_step": 2, "max_staleness": steps + 2, "lr": 1e-3, "train_layers": 2},
+            trainer={
+                "groups_per_step": 2,
+                "max_staleness": steps + 2,
+                "lr": 1e-3,
+                "train_layers": 2,
+                "checkpoint_every": 1,
+            },
         )
         self.model, self.world = model, world
         file, self.run_id = played(steps)

@@ -75,7 +75,7 @@ def measured(folder: Path, kind: str, out: Path, world: World) -> Found:
         return found
     batch = TrainedBatch(step_id=kind, digest="d", estimator="ppo", wasted_tokens=0, trained=[])
     record = StepRecord(step=1, version=1, batch=batch, metrics={})
-    checkpoint_writer.begin(out, record, run_models.parts(made, optimizer, config), world, wait=True).finish()
+    checkpoint_writer.begin(out, record, run_models.parts(made, optimizer, config), world, copied=False).finish()
     return found | {f"2/{name}": tensor for name, tensor in updates(made, optimizer, config, 2, world).items()}
 
 

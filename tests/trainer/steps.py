@@ -127,7 +127,7 @@ class Run:
         """All that moves."""
         record = StepRecord(step=1, version=1, batch=FACTS, metrics={})
         parts = run_models.parts(self.models, self.optimizer, self.config)
-        return checkpoint_writer.begin(folder, record, parts, self.world, wait=True).finish()
+        return checkpoint_writer.begin(folder, record, parts, self.world, copied=False).finish()
 
     def restore(self, saved: Checkpoint) -> None:
         """Be the run that was saved."""

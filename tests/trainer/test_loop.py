@@ -224,7 +224,7 @@ def test_publishing_outlives_a_proxy_that_restarts(tmp_path: Path, tiny_model: P
 def test_a_refused_publish_is_an_error(setup: Setup) -> None:
     publisher = Publisher(setup.proxy.url + "/nowhere", ADMIN_KEY, setup.stop.wait)
     with pytest.raises(AgentRLError, match="publishing version 1 failed: the proxy answered 404"):
-        publisher.publish(1, 1, {})
+        publisher.publish(1, 1, None)
 
 
 def _stop_before_step(step: int, real: Any, stop: Stop) -> Any:

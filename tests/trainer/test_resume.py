@@ -17,6 +17,7 @@ from safetensors.torch import load_file
 from sqlalchemy import text
 
 from agentrl.configs.algorithm import Algorithm
+from agentrl.configs.publish_config import MooncakeConfig
 from agentrl.configs.trainer_config import LoraConfig
 from agentrl.errors import FencedError, UserError
 from agentrl.store import runs
@@ -26,7 +27,9 @@ from agentrl.trainer.distributed import World
 from agentrl.trainer.publish.publish_client import Publisher
 from agentrl.trainer.stored_lineage import StoredLineage
 from agentrl.trainer.training_run import TrainingRun
+from agentrl.versions.transports.mooncake_source import MooncakeSource, mooncake_spec
 from agentrl.versions.weights_folder import ADAPTER, TENSORS, checksum
+from tests import fake_mooncake
 
 STEPS = 8
 
@@ -72,9 +75,7 @@ def weights_of(setup: Setup, state: str = "published") -> dict[int, tuple[Path, 
 @pytest.fixture(autouse=True)
 def quick_disk(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is written behind the next steps is there when they look."""
-    monkeypatch.setattr(
-        checkpoint_writer.Writing, "done", lambda self: self.future is None or self.future.exception() is None
-    )
+    monkeypatch.setattr(checkpoint_writer.Writing, "done", lambda self: self.future.exception() is None)
 
 
 def folders(root: Path) -> list[str]:
@@ -111,6 +112,23 @@ def test_every_published_version_has_its_own_folder_that_matches_its_checksum(se
         assert Path(row[2]).name == f"v{row[0]}-{row[1]}"
     newest = {v: found for v, found in weights_of(setup).items() if v > STEPS - 3}
     assert all(checksum(path / TENSORS) == digest for path, digest in newest.values())
+
+
+def test_a_mooncake_store_has_the_versions_whose_folders_are_kept(
+    setup: Setup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    master = fake_mooncake.install(monkeypatch)
+    store = MooncakeConfig(master="127.0.0.1:50051")
+    publish = setup.config.publish.model_copy(update={"mooncake": store})
+    setup.config = setup.config.model_copy(update={"publish": publish})
+    assert setup.train()
+    kept = {path.name for path in (setup.config.run_dir / "weights").iterdir()}
+    spec = mooncake_spec(store, setup.config.name)
+    assert spec is not None
+    assert {key.split("/")[2] for key in master.objects} == kept
+    for name in kept:
+        written = (setup.config.run_dir / "weights" / name / "version.json").read_bytes()
+        assert MooncakeSource(spec).manifest(name).dumps() == written
 
 
 def test_a_resume_reuses_the_folder_that_engines_may_be_reading(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import shutil
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +15,12 @@ from safetensors.torch import load_file
 
 from agentrl.configs.publish_config import StorageConfig
 from agentrl.errors import StorageError, UserError
-from agentrl.storage import object_store
+from agentrl.storage import object_store, stored_folders
 from agentrl.storage.folder_manifest import MANIFEST
 from agentrl.storage.object_store import ObjectStore
+from agentrl.trainer.checkpoints.checkpoint import META
+from agentrl.trainer.checkpoints.stored_checkpoints import can_fetch
 from agentrl.trainer.publish.publish_client import Publisher
-from agentrl.trainer.run.stored_checkpoints import can_fetch
 from agentrl.trainer.stored_lineage import StoredLineage
 from agentrl.trainer.training_run import TrainingRun
 
@@ -135,6 +138,83 @@ def test_a_storage_that_refuses_ends_the_trainer_with_one_error_and_no_step_is_l
     (tmp_path / "storage").unlink()
     assert setup.train()
     assert setup.query("SELECT count(*) FROM steps WHERE state = 'rolled_back'") == [(0,)]
+
+
+def stored_steps(setup: Setup) -> list[int]:
+    """The steps whose checkpoint the store says to be in the storage."""
+    rows = setup.query("SELECT step FROM checkpoints JOIN steps ON steps.id = step_id WHERE stored_at IS NOT NULL")
+    return sorted(step for (step,) in rows)
+
+
+def test_steps_do_not_wait_for_a_slow_upload_and_the_last_that_is_in_both_places_stays(setup, store, monkeypatch):
+    """The upload of step 2 is slow; meanwhile steps 3 and 4 are trained."""
+    slow, upload = threading.Event(), stored_folders.upload
+
+    def uploaded(to: ObjectStore, folder: Path, key: str) -> None:
+        if "step-000002" in key:
+            assert slow.wait(60)
+        upload(to, folder, key)
+
+    monkeypatch.setattr(stored_folders, "upload", uploaded)
+    real, seen = TrainingRun.update, []
+
+    def update(run: TrainingRun, batch: Any) -> Any:
+        stored = run._t.stored
+        assert stored is not None
+        if batch.step == 2:
+            stored.wait()
+        seen.append([name[5:11] for name in on_disk(setup)])
+        return real(run, batch)
+
+    monkeypatch.setattr(TrainingRun, "update", update)
+    complete = StoredLineage.complete
+
+    def completed(self: StoredLineage, record: Any, *args: Any) -> None:
+        complete(self, record, *args)
+        if record.step == 4:
+            assert [name[5:11] for name in on_disk(setup)][:2] == ["000001", "000002"]
+            slow.set()
+
+    monkeypatch.setattr(StoredLineage, "complete", completed)
+    assert setup.train()
+    assert seen == [[], ["000001"], ["000001", "000002"], ["000001", "000002", "000003"]]
+    assert [name[5:11] for name in on_disk(setup)] == ["000003", "000004"]
+    assert store.names(KEY) == on_disk(setup)
+    assert {3, 4} <= set(stored_steps(setup))
+
+
+def test_a_checkpoint_that_is_not_the_recorded_one_is_passed_over(setup, store, monkeypatch, capsys):
+    """All files and the manifest of the storage fit together, but the trainer wrote others."""
+    die_before(monkeypatch, setup, 3)
+    shutil.rmtree(setup.config.run_dir)
+    newest = store.names(KEY)[-1]
+    copy = setup.config.runs_dir / "copy"
+    stored_folders.download(store, f"{KEY}/{newest}", copy)
+    meta = json.loads((copy / META).read_text())
+    (copy / META).write_text(json.dumps(meta | {"metrics": {}}))
+    stored_folders.upload(store, copy, f"{KEY}/{newest}")
+    assert setup.train()
+    said = capsys.readouterr().out
+    assert f"ignoring checkpoint {store.url}/{KEY}/{newest}: its digest is" in said
+    assert f"set aside as stray-{newest}" in said
+    assert "rolled back steps [2, 3]: they have no checkpoint" in said
+
+
+def test_a_host_whose_newest_checkpoint_is_damaged_takes_the_one_in_the_storage(setup, store, monkeypatch, capsys):
+    die_before(monkeypatch, setup, 3)
+    newest = setup.config.run_dir / "checkpoints" / on_disk(setup)[-1]
+    (newest / META).write_text("{}")
+    assert setup.train()
+    assert f"copied checkpoint {newest.name} from {store.url}/{KEY}" in capsys.readouterr().out
+    assert setup.query("SELECT step FROM steps WHERE state = 'rolled_back'") == [(3,)]  # it had only begun
+
+
+def test_the_store_says_which_checkpoints_are_in_the_storage(setup, store, monkeypatch):
+    die_before(monkeypatch, setup, 3)
+    assert stored_steps(setup)[:1] == [1]
+    die_before(monkeypatch, setup, 1 + 2)  # the next start finds step 2 in the storage
+    assert setup.train()
+    assert {2, 3, 4} <= set(stored_steps(setup))
 
 
 def test_versions_of_a_host_before_are_deleted_and_those_of_another_database_are_not(setup, store, monkeypatch):

@@ -16,7 +16,7 @@ from agentrl.domain.schemas import TrajectoryTokens
 from agentrl.trainer.batches.batch_reader import BatchReader
 from agentrl.trainer.batches.leased_batch import LeasedBatch
 from agentrl.trainer.distributed import HEARTBEAT_S
-from agentrl.trainer.run import over_budget
+from agentrl.trainer.run import over_budget, step_checkpoint
 from agentrl.trainer.run.trainer_state import Trainer
 
 LONGEST_REASON = 100
@@ -31,6 +31,7 @@ def next_batch(t: Trainer, should_accept: ShouldAccept | None = None) -> tuple[L
     """The next step's batch and the seconds waited for it; None when told to stop. Collective."""
     start = time.time()
     while True:
+        step_checkpoint.collect(t, wait=False)
         stopping = t.stop.is_set() or t.lineage.is_stopping()
         found = None if stopping else t.lineage.wait_for_batch(t.step + 1, HEARTBEAT_S, t.stop.wait)
         if found is not None and (reasons := refused_groups(t, found, should_accept)):

@@ -10,12 +10,15 @@ from agentrl.domain.schemas import ResumePlan
 from agentrl.files import remove_drafts
 from agentrl.trainer.checkpoints import checkpoint_folders
 from agentrl.trainer.checkpoints.checkpoint import CHECKPOINTS, Checkpoint, Ignored
+from agentrl.trainer.checkpoints.checkpoint_folders import Check
 from agentrl.trainer.models.run_models import restore
+from agentrl.trainer.run import step_checkpoint
 from agentrl.trainer.run.publish_step import publish
 from agentrl.trainer.run.saved_step import remove_weights, write_version
 from agentrl.trainer.run.trainer_state import Trainer, say, weights_folder
 from agentrl.trainer.run_lineage import Lineage
 from agentrl.trainer.weights.published import Published
+from agentrl.trainer.weights.saved_models import MODELS
 
 
 def resume(t: Trainer) -> None:
@@ -39,17 +42,19 @@ def choose_step(t: Trainer) -> tuple[Checkpoint | None, ResumePlan]:
     Fetches a newer checkpoint from object storage first. Brings the store to the checkpoint's step, and sets newer
     folders aside.
     """
-    for parent in (t.checkpoints, t.weights):
+    for parent in (t.checkpoints, t.weights, t.config.run_dir / MODELS):
         remove_drafts(parent)
     if t.stored is not None:
-        t.stored.fetch(t.checkpoints, t.lineage.survives, partial(say, t))
-    found, ignored = find_checkpoint(t.config, t.lineage, from_base=t.from_base)
+        fetched = partial(step_checkpoint.check_fetched, t)
+        t.stored.fetch(t.checkpoints, t.lineage.survives, partial(say, t), fetched)
+    check = partial(step_checkpoint.check, t)
+    found, ignored = find_checkpoint(t.config, t.lineage, from_base=t.from_base, check=check)
     plan = t.lineage.reconcile(found.record.batch.step_id if found else None)
     for unusable in ignored:
         aside = checkpoint_folders.set_aside(unusable)
         say(t, f"ignoring checkpoint {unusable.folder}: {unusable.why} (set aside as {aside.name})")
     if found and t.stored is not None:
-        t.stored.send(found.folder)  # its upload may have been interrupted
+        t.stored.send(checkpoint_folders.folders(t.checkpoints)[::-1])  # an upload may have been interrupted
     return found, plan
 
 
@@ -72,6 +77,8 @@ def restore_store(t: Trainer, found: Checkpoint | None, plan: ResumePlan, made: 
             say(t, f"step {t.step} was checkpointed but not recorded: completed it")
         else:
             t.lineage.remade(found.record.version, made.path, made.checksum)
+        t.lineage.checkpointed(found)  # the trainer may have died before it recorded this
+        step_checkpoint.offer_models(t)
     remove_weights(t, unknown=True)
     if plan.rolled_back_steps:
         say(t, f"rolled back steps {plan.rolled_back_steps}: they have no checkpoint")
@@ -81,14 +88,19 @@ def restore_store(t: Trainer, found: Checkpoint | None, plan: ResumePlan, made: 
 
 
 def find_checkpoint(
-    config: RunConfig, lineage: Lineage, *, from_base: bool = False
+    config: RunConfig, lineage: Lineage, *, from_base: bool = False, check: Check | None = None
 ) -> tuple[Checkpoint | None, list[Ignored]]:
     """The checkpoint to resume from, and the newer ones that cannot be used. Reads only.
 
-    Raises UserError when the run had checkpoints and none is left, unless `from_base`.
+    `check` replaces the comparison with the digest in the store. Raises UserError when the run had checkpoints and none
+    is left, unless `from_base`.
     """
     root = config.run_dir / CHECKPOINTS
-    found, ignored = checkpoint_folders.newest(root, lineage.survives)
+
+    def check_recorded(found: Checkpoint) -> None:
+        step_checkpoint.check_digest(found, lineage.checkpoint_digest(found.record.batch.step_id))
+
+    found, ignored = checkpoint_folders.newest(root, lineage.survives, check or check_recorded)
     if found is None and not from_base:
         lineage.require_no_checkpoint(root, ignored)
     return found, ignored

@@ -51,8 +51,6 @@ def resolved(
         "dtype": dtype,
         "tokens_per_microbatch": microbatch_tokens(config, dtype, shape_in(base_model), device),
     }
-    if isinstance(config, TrainerConfig) and config.checkpoint_every == "auto" and device.kind == "cpu":
-        settings["checkpoint_every"] = 1
     return config.model_copy(update=world.share(settings))
 
 

@@ -13,20 +13,21 @@ from agentrl.storage.object_store import ObjectStore
 from agentrl.trainer.algorithms.user_functions import Functions
 from agentrl.trainer.batches.read_ahead import ReadAhead
 from agentrl.trainer.checkpoints.checkpoint import CHECKPOINTS, StepRecord
+from agentrl.trainer.checkpoints.checkpoint_pace import CheckpointPace
 from agentrl.trainer.checkpoints.checkpoint_writer import Writing
+from agentrl.trainer.checkpoints.stored_checkpoints import StoredCheckpoints
 from agentrl.trainer.distributed import World
 from agentrl.trainer.metrics.evaluation_metrics import EvaluationReports
 from agentrl.trainer.metrics.metric_sinks import Sinks
 from agentrl.trainer.models.policy import Policy
 from agentrl.trainer.models.run_models import Models
 from agentrl.trainer.publish.publish_client import Publisher
-from agentrl.trainer.run.checkpoint_pace import CheckpointPace
 from agentrl.trainer.run.lease_renewal import Renewal
-from agentrl.trainer.run.stored_checkpoints import StoredCheckpoints
 from agentrl.trainer.run.trainer_start import compared_dtype, engine_dtype
 from agentrl.trainer.run_lineage import Lineage
 from agentrl.trainer.stop import Stop
 from agentrl.trainer.weights.mooncake_copy import MooncakeCopy
+from agentrl.trainer.weights.saved_models import SavedModels
 from agentrl.trainer.weights.version_writer import VersionWriter
 from agentrl.versions.weights_folder import folder_name
 
@@ -46,12 +47,14 @@ class Trainer:
     from_base: bool = False
     functions: Functions = field(default_factory=Functions)  # the user's, in place of parts of the algorithm
     stored: StoredCheckpoints | None = None  # rank 0 may have them
+    saved_models: SavedModels | None = None  # rank 0 may have them
     stored_weights: ObjectStore | None = None  # versions beside the disk, for rank 0
     step: int = 0
     version: int = 0
     checkpointed: int = 0  # the step of the newest checkpoint
     writing: Writing | None = None  # a checkpoint that is being written
     pace: CheckpointPace = field(init=False)  # of checkpoints
+    evaluated: dict[int, dict[str, float]] = field(default_factory=dict)  # metrics of complete evaluations, by version
     writer: VersionWriter = field(init=False)  # of versions
     mooncake: MooncakeCopy = field(init=False)  # of versions, for engines' hosts
     publish_s: float = 0.0

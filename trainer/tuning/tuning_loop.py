@@ -31,7 +31,12 @@ from agentrl.configs.tuning_config import AnyConfig
 from agentrl.domain.schemas import TrainedBatch
 from agentrl.errors import UserError
 from agentrl.files import atomic_file, remove_drafts
-from agentrl.trainer.checkpoints import checkpoint_folders, checkpoint_reader, checkpoint_writer
+from agentrl.trainer.checkpoints import (
+    checkpoint_folders,
+    checkpoint_reader,
+    checkpoint_retention,
+    checkpoint_writer,
+)
 from agentrl.trainer.checkpoints.checkpoint import CHECKPOINTS, Checkpoint, StepRecord
 from agentrl.trainer.distributed import World
 from agentrl.trainer.learning_rate import learning_rate
@@ -136,7 +141,8 @@ def find_checkpoint(t: Tuning) -> Checkpoint | None:
     found: Checkpoint | None = None
     if t.world.leads:
         remove_drafts(t.checkpoints)
-        found, ignored = checkpoint_folders.newest(t.checkpoints)
+        check = checkpoint_folders.verify if t.config.trainer.verify_checkpoint else lambda _: None
+        found, ignored = checkpoint_folders.newest(t.checkpoints, check=check)
         for unusable in ignored:
             aside = checkpoint_folders.set_aside(unusable)
             say(t, f"ignoring checkpoint {unusable.folder}: {unusable.why} (set aside as {aside.name})")
@@ -203,9 +209,9 @@ def save(t: Tuning, metrics: dict[str, float]) -> None:
     )
     record = StepRecord(step=t.step, version=t.step, batch=facts, metrics=metrics)
     parts = checkpoint_writer.state_of("policy", t.model, t.optimizer)
-    made = checkpoint_writer.begin(t.checkpoints, record, parts, t.world, wait=True).finish()
+    made = checkpoint_writer.begin(t.checkpoints, record, parts, t.world, copied=False).finish()
     if t.world.leads:
-        checkpoint_folders.remove_older(made, t.config.trainer)
+        checkpoint_retention.remove_older(made, t.config.trainer)
 
 
 def drop_repeated_lines(t: Tuning) -> None:

@@ -126,12 +126,6 @@ class Preparer:
         """Swap the version in; see `Stager.swap`. Goes on to its end when the caller is cancelled."""
         return await asyncio.shield(asyncio.create_task(self._swap(order)))
 
-    async def close(self) -> None:
-        """Stop what is being prepared; returns when it has ended."""
-        self.forget()
-        if self._task is not None:
-            await asyncio.wait([self._task])
-
     async def _swap(self, order: Swap) -> float:
         async with self._swapping:
             if not self.preparation().is_ready(order.name):

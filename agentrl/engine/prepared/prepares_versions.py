@@ -24,7 +24,10 @@ class PreparesVersions:
         self._can_stage = False
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        """Answer our routes; pass others on."""
+        """Answer our routes; pass others on. At the server's end its fetch ends at the next piece."""
+        if scope["type"] == "lifespan":
+            await self._app(scope, receive, send)
+            return self._preparer.forget()
         path = scope["path"] if scope["type"] == "http" else ""
         if path.startswith(VERSIONS):
             await self._host.files(scope, receive, send)

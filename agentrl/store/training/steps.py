@@ -163,8 +163,9 @@ def complete(
     path: str,
     checksum: str,
 ) -> None:
-    """Record a step after its checkpoint is durable: step and trajectories `trained`, version `pending`, in one
-    transaction.
+    """Record a step: step and trajectories `trained`, version `pending`, in one transaction.
+
+    A step without a durable checkpoint is rolled back when its trainer dies (`step_resume`).
 
     Repeating the call is harmless. Raises FencedError for an older epoch, StoreError when the step is not leased or it
     trained other trajectories than it leased.

@@ -130,6 +130,8 @@ def test_the_screen_fits_into_80_columns(proxy: str) -> None:
     ]
     assert found["run"]["skipped_tasks"] == 0
     found["run"]["skipped_tasks"] = 12
+    assert found["checkpoint"] is None
+    found["checkpoint"] = {"step": 8, "digest": "ab" * 32, "size_bytes": 3 << 30, "written_at": 0.0, "stored_at": 1.0}
     console = Console(width=80, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
     console.print(status.screen(found, time.time()))
     lines = console.export_text().splitlines()
@@ -138,6 +140,7 @@ def test_the_screen_fits_into_80_columns(proxy: str) -> None:
     for said in (
         "test",
         "step 0 of 10",
+        "step 8, abababababab, 3,072.0 MiB, on disk and in object storage",
         "12 skipped by the curriculum",
         "3 complete",
         "1 new_conversation",

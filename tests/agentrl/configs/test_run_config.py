@@ -42,6 +42,7 @@ def test_overrides_win_and_are_yaml(path: Path) -> None:
         ({"steps": -1}, "config key 'steps': Input should be greater than or equal to 0"),
         ({"trainer": {"lr": "fast"}}, "config key 'trainer.lr'"),
         ({"trainer": {"lora": {"publish": "adapter"}}}, "publish: adapter needs a rank above 0"),
+        ({"trainer": {"keep_best": "-evaluation/s/reward"}}, "keep_best: -evaluation/s/reward needs evaluations"),
         ({"publish": {"lag": 2}}, "publish.lag: 2 is more than trainer.max_staleness: 1"),
         (
             {"publish": {"lag": 1}, "trainer": {"lora": {"rank": 4, "publish": "adapter"}}},

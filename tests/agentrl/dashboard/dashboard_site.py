@@ -60,6 +60,10 @@ def fill(history: History) -> tuple[str, str]:
             metrics = {"reward/mean": 0.2 * step, "entropy": 1.0 / step, "length/output_mean": 40.0 + step, "loss": 0.1}
             metrics |= {"logprob_mismatch_mean_abs": 0.004, "importance_ratio/ess": 0.95, "drift": math.log(step)}
             metrics |= {f"time/{name}": 1.5 for name in ("train", "checkpoint", "wait_for_batch", "wait_for_policy")}
+            metrics |= {f"time/{name}": 0.4 for name in ("read", "build", "forward", "backward", "update", "other")}
+            for kind, start, end in (("train_step", 0.0, 3.0), ("checkpoint", 2.0, 5.0), ("publish", 3.0, 4.0)):
+                times = {"start": 10.0 * step + start, "end": 10.0 * step + end, "updated": 10.0 * step + 2.0}
+                events.record(conn, run_id, kind, {"step": step, "version": step, "stall_s": 0.4, **times}, "trainer")
             conn.execute(update(steps).where(steps.c.run_id == run_id, steps.c.step == step).values(metrics=metrics))
         fork = select(interactions.c.id).where(interactions.c.run_id == run_id).limit(3)
         conn.execute(update(interactions).where(interactions.c.id.in_(fork)).values(fork_reason="history_edited"))

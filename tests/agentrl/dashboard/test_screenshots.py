@@ -41,7 +41,8 @@ def generated(databases: Databases) -> Iterator[tuple[Served, dict[str, str]]]:
             ).scalar_one()
         with serving_dashboard(database) as served:
             here = "/ui/runs/generated"
-            yield served, {"run": here, "step": f"{here}/steps/{step}", "session": f"/ui/sessions/{session_id}"}
+            addresses = {"run": here, "step": f"{here}/steps/{step}", "session": f"/ui/sessions/{session_id}"}
+            yield served, addresses | {"pipeline": f"{here}/pipeline"}
         database.close()
 
 
@@ -60,7 +61,7 @@ def picture(name: str, tmp_path: Path) -> Path:
     return ROOT / os.environ.get("AGENTRL_SCREENSHOTS", tmp_path) / f"dashboard-{name}.png"
 
 
-@pytest.mark.parametrize(("name", "height"), [("run", 1240), ("step", 1250), ("session", 900)])
+@pytest.mark.parametrize(("name", "height"), [("run", 1240), ("step", 1250), ("session", 900), ("pipeline", 1240)])
 def test_a_page_is_a_picture(
     visitor: Page, generated: tuple[Served, dict[str, str]], tmp_path: Path, name: str, height: int
 ) -> None:

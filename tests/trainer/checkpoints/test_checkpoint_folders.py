@@ -2,45 +2,68 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
+import threading
 from pathlib import Path
 
 import pytest
-from checkpointed_policy import CONFIG, FACTS, Run
+from checkpointed_policy import Run
 
-from agentrl.errors import UserError
+from agentrl.errors import StoreError
 from agentrl.trainer.checkpoints import checkpoint_folders, checkpoint_writer
-from agentrl.trainer.checkpoints.checkpoint import StepRecord
+from agentrl.trainer.checkpoints.checkpoint import META, STATE
 
 
-def test_an_unfinished_checkpoint_is_not_found(run: Run, tmp_path: Path) -> None:
-    writing = run.begin(tmp_path, wait=False)
-    assert writing.future is not None
-    writing.future.result()
+def test_an_unfinished_checkpoint_is_not_found(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    renamed = threading.Event()
+    settle = checkpoint_writer.settle
+
+    def waiting(*folders: Path) -> None:
+        assert renamed.wait(60)
+        settle(*folders)
+
+    monkeypatch.setattr(checkpoint_writer, "settle", waiting)
+    writing = run.begin(tmp_path, copied=True)
     assert checkpoint_folders.newest(tmp_path) == (None, [])
+    renamed.set()
     assert writing.finish() == checkpoint_folders.newest(tmp_path)[0]
 
 
+def test_a_checkpoint_is_known_by_its_digest(run: Run, tmp_path: Path) -> None:
+    made = run.begin(tmp_path, copied=False).finish()
+    files = [path for path in made.folder.rglob("*") if path.is_file()]
+    assert made.digest == hashlib.sha256((made.folder / META).read_bytes()).hexdigest()
+    assert made.size_bytes == sum(path.stat().st_size for path in files)
+    meta = json.loads((made.folder / META).read_text())
+    assert meta["sha256"] == {
+        str(path.relative_to(made.folder)): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in files
+        if path.name != META
+    }
+    checkpoint_folders.verify(made)
+
+
+def test_a_changed_byte_is_found_when_bytes_are_compared(run: Run, tmp_path: Path) -> None:
+    made = run.begin(tmp_path, copied=False).finish()
+    (state,) = (made.folder / STATE).glob("*.distcp")
+    data = bytearray(state.read_bytes())
+    data[len(data) // 2] ^= 1
+    state.write_bytes(data)
+    assert checkpoint_folders.read(made.folder) == made  # sizes are the same
+    with pytest.raises(StoreError, match=rf"{STATE}/{state.name} has changed since it was written"):
+        checkpoint_folders.verify(made)
+    (ignored,) = checkpoint_folders.newest(tmp_path, check=checkpoint_folders.verify)[1]
+    assert ignored.folder == made.folder
+
+
 @pytest.mark.parametrize(
-    ("asked", "kept"), [(None, [4, 5]), ("reward_mean", [2, 4, 5]), ("-reward_mean", [1, 4, 5]), ("loss", [4, 5])]
+    ("text", "said"), [("[]", "not an object"), ("{", "damaged"), ("{}", "damaged"), (None, "cannot be read")]
 )
-def test_newest_and_best_checkpoints_are_kept(run: Run, tmp_path: Path, asked: str | None, kept: list[int]) -> None:
-    for number, reward in enumerate([0.1, 0.9, 0.2, 0.9 - 1e-9, 0.3], 1):
-        record = StepRecord(step=number, version=number, batch=FACTS, metrics={"reward_mean": reward, "loss": number})
-        made = checkpoint_writer.begin(tmp_path, record, {}, run.world, wait=True).finish()
-        checkpoint_folders.remove_older(made, CONFIG.model_copy(update={"keep_best": asked}))
-    assert [int(folder.name[5:11]) for folder in sorted(tmp_path.iterdir())] == kept
-
-
-def test_a_step_without_the_metric_is_never_the_best(run: Run, tmp_path: Path) -> None:
-    for number, metrics in enumerate([{"reward/name/correct": 0.5}, {}, {"reward/name/correct": 0.4}, {}], 1):
-        record = StepRecord(step=number, version=number, batch=FACTS, metrics=metrics)
-        made = checkpoint_writer.begin(tmp_path, record, {}, run.world, wait=True).finish()
-        checkpoint_folders.remove_older(made, CONFIG.model_copy(update={"keep_best": "reward/name/correct"}))
-    assert [int(folder.name[5:11]) for folder in sorted(tmp_path.iterdir())] == [1, 3, 4]
-
-
-def test_an_unknown_metric_deletes_nothing(run: Run, tmp_path: Path) -> None:
-    record = StepRecord(step=1, version=1, batch=FACTS, metrics={"reward_mean": 1.0})
-    made = checkpoint_writer.begin(tmp_path, record, {}, run.world, wait=True).finish()
-    with pytest.raises(UserError, match=r"keep_best: steps have no metric 'reward'; did you mean 'reward_mean'"):
-        checkpoint_folders.remove_older(made, CONFIG.model_copy(update={"keep_best": "-reward"}))
+def test_a_damaged_description_is_named(run: Run, tmp_path: Path, text: str | None, said: str) -> None:
+    made = run.begin(tmp_path, copied=False).finish()
+    (made.folder / META).unlink()
+    if text is not None:
+        (made.folder / META).write_text(text)
+    with pytest.raises(StoreError, match=said):
+        checkpoint_folders.read(made.folder)

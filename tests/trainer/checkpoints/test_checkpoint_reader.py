@@ -12,7 +12,7 @@ from agentrl.trainer.checkpoints import checkpoint, checkpoint_reader
 
 
 def test_a_damaged_state_file_is_named(run: Run, tmp_path: Path) -> None:
-    folder = run.begin(tmp_path, wait=True).finish().folder
+    folder = run.begin(tmp_path, copied=False).finish().folder
     (folder / checkpoint.STATE / ".metadata").write_bytes(b"\x80no pickle")
     with pytest.raises(StoreError, match=r"state is damaged"):
         checkpoint_reader.shapes(folder, "policy")

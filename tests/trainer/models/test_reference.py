@@ -105,7 +105,7 @@ def test_the_reference_can_be_a_checkpoint(tiny_model: Path, world: World, tmp_p
     parts = checkpoint_writer.state_of("policy", policy, make_optimizer(policy, TrainerConfig()))
     batch = TrainedBatch(step_id="s", digest="d", estimator="grpo", wasted_tokens=0, trained=[])
     record = StepRecord(step=1, version=1, batch=batch, metrics={})
-    saved = checkpoint_writer.begin(tmp_path, record, parts, world, wait=True).finish()
+    saved = checkpoint_writer.begin(tmp_path, record, parts, world, copied=False).finish()
     fresh = load_sharded(Policy, tiny_model, world.mesh, **TRAINED[how])
     reference = Reference(fresh)
     assert not torch.equal(logprobs(fresh), logprobs(policy))

@@ -65,6 +65,11 @@ def test_a_run_keeps_the_type_that_it_began_with(setup: Setup, monkeypatch: pyte
     assert starts(setup)[-1] == ON_A_CPU | {"dtype": "bfloat16"}
 
 
+def test_checkpoints_follow_their_cost_on_every_device(tmp_path: Path, world: World) -> None:
+    trainer = trainer_start.resolved(RunConfig(name="r", model="m").trainer, save_tiny_model(tmp_path / "model"), world)
+    assert (trainer.dtype, trainer.checkpoint_every) == ("float32", "auto")
+
+
 def test_on_a_gpu_types_and_sizes_follow_it(tmp_path: Path, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     gpu = RankDevice(kind="cuda", memory_bytes=80 * 2**30)
     monkeypatch.setattr(trainer_start, "rank_device", lambda world, share: gpu)

@@ -9,16 +9,10 @@ from statistics import fmean
 from agentrl.domain.schemas import Json
 from agentrl.domain.ties import tied
 from agentrl.store.training.returns import SessionReturns
+from agentrl.store.views.results import step_time
 
 AGE = "off_policy/age_"
 """Metrics that begin so are the share of the trained tokens that had this age, in versions."""
-TIME = "time/"
-PARTS = {
-    "wait_for_batch": "wait for a batch",
-    "wait_for_policy": "wait for the engines",
-    "train": "train",
-    "checkpoint": "make durable",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,12 +50,8 @@ def ages(metrics: Mapping[str, float | None]) -> list[tuple[int, float]]:
 
 
 def seconds(metrics: Mapping[str, float | None]) -> list[tuple[str, float]]:
-    """Each part of the step and how long it took, the longest first."""
-    found = [(name[len(TIME) :], value) for name, value in metrics.items() if name.startswith(TIME)]
-    return sorted(
-        ((PARTS.get(name, name.replace("_", " ")), value) for name, value in found if value is not None),
-        key=lambda one: -one[1],
-    )
+    """The measured parts of the step's time, in order, as the page of the pipeline shows them."""
+    return [(step_time.PARTS[name][0], value) for name, value in step_time.parts(metrics).items()]
 
 
 def recredited(

@@ -161,4 +161,6 @@ async def test_tensors_are_taken_between_begin_and_end_only(
     await client.end_update()
     with pytest.raises(EngineRejected, match="does not exist"):
         await client.leave_group("g")
+    with pytest.raises(EngineRejected, match="checkpoint-engine is not installed"):
+        await client.take_handles({"GPU-0": "ipc://@a.sock"}, version=3, flush_cache=True, timeout_s=10)
     assert (await client.model_info()).weight_version == 0

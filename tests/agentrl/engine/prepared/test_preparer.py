@@ -182,14 +182,3 @@ async def test_other_weights_make_a_preparation_void(preparer: Preparer, script:
     assert preparer.preparation().state is PreparationState.NONE
     with pytest.raises(NotPrepared):
         await preparer.swap(swap(3))
-
-
-async def test_closing_waits_for_the_end_of_the_fetch(preparer: Preparer, script: Script) -> None:
-    script.go_on.clear()
-    preparer.prepare(order(3))
-    await until(script.fetching.is_set)
-    closing = asyncio.create_task(preparer.close())
-    script.go_on.set()
-    await closing
-    assert script.held == 0
-    assert script.did == ["discard"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -27,7 +28,9 @@ from agentrl.engine.server_process import environment
 from agentrl.errors import EngineError
 from agentrl.launch.engine_specs import engine_spec
 from agentrl.versions.read_tokens import read_token
+from agentrl.versions.transports.window_answer import WINDOW_TYPE, read_window
 from agentrl.versions.version_cache import VersionCache
+from tests import fake_nixl
 
 KEY = "k" * 20
 
@@ -156,6 +159,20 @@ def test_the_routes_need_the_engine_s_key_and_versions_a_token(engine: Engine) -
     assert engine.client.get(path, headers={"Authorization": f"Bearer {token}"}).status_code == 200
     assert engine.client.get(path, headers=none).status_code in (401, 403)
     assert engine.client.post(path, headers=none).status_code == 401
+
+
+def test_windows_of_memory_need_a_token_too(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "nixl", fake_nixl.module(fake_nixl.Network()))
+    engine.prepare()
+    path = "/agentrl/versions/v1-a/version.json"
+    token = read_token(KEY, "v1-a", int(time.time()) + 60)
+    headers = {"Authorization": f"Bearer {token}", "Accept": WINDOW_TYPE, "Range": "bytes=0-9"}
+    window = read_window(engine.client.get(path, headers=headers).content)
+    assert window.size == 10
+    for method in ("GET", "DELETE"):
+        assert engine.client.request(method, path, headers=headers | {"Authorization": "Bearer x"}).status_code == 403
+    assert engine.client.delete(path, params={"window": window.id}, headers=headers).status_code == 204
+    assert engine.client.delete("/other", headers=headers).status_code == 401
 
 
 def test_a_large_body_is_refused(engine: Engine) -> None:

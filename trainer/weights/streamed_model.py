@@ -1,0 +1,197 @@
+"""Writes a Hugging Face folder of a checkpoint's model, tensor by tensor: one whole tensor is in memory at a time.
+
+    base model's file     header ──────────────────────────────► the same header
+                          bytes of a tensor that is not trained ► the same bytes
+    checkpoint            a trained tensor, in the file's type ──► in place of the base model's
+
+The folder has the files of the base model: the same names, the same split, the same types. A fused parameter of the
+model (a mixture's experts) is taken apart into the tensors of the files; an adapter is merged, or written by itself.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple
+
+import torch
+from torch import Tensor
+
+from agentrl.configs.trainer_config import AdapterConfig
+from agentrl.errors import ModelFolderError
+from agentrl.files import atomic_folder
+from agentrl.trainer.checkpoints.checkpoint import Checkpoint
+from agentrl.trainer.checkpoints.checkpoint_tensors import CheckpointTensors
+from agentrl.trainer.models import loading, lora, tensor_files
+from agentrl.trainer.models.tensor_naming import Names
+from agentrl.trainer.weights.version_folders import copy_sidecars
+
+FACTS = "checkpoint.json"
+"""The file in an exported folder that says from which checkpoint it was made."""
+TYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+LENGTH_BYTES = 8
+HEADER_BYTES = 100 << 20
+"""Size of the largest header that safetensors reads."""
+CHUNK = 8 << 20
+TAKEN_APART = 2
+"""Fused parameters whose parts stay in memory: files alternate between the two of a block."""
+
+
+def write(
+    folder: Path, found: Checkpoint, base_model: Path, adapter: AdapterConfig, run: str, *, merged: bool = True
+) -> None:
+    """Write the policy of a checkpoint as a Hugging Face folder, which appears whole; replaces an older one.
+
+    With an adapter and not `merged`, writes the adapter alone, in peft's format. Raises StoreError for a checkpoint
+    that is damaged or was deleted meanwhile, ModelFolderError for a base model that does not fit, and OSError.
+    """
+    tensors = CheckpointTensors(found.folder, "policy")
+    if adapter.rank and not merged:
+        lora.write(folder, {name: tensors.read(name) for name in sorted(tensors.names)}, base_model, adapter)
+        return
+    _, names = loading.build(base_model)
+    trained = Trained(tensors, names, base_model, adapter)
+    with atomic_folder(folder) as draft:
+        copy_sidecars(base_model, draft)
+        index = base_model / tensor_files.INDEX
+        if index.is_file():
+            shutil.copyfile(index, draft / index.name)
+        for file in sorted(set(tensor_files.files_of(base_model).values())):
+            copy_file(file, draft / file.name, trained)
+        (draft / FACTS).write_text(json.dumps(facts_of(found, run), indent=1))
+
+
+def facts_of(found: Checkpoint, run: str) -> dict[str, Any]:
+    """What an exported folder says about its checkpoint."""
+    record = found.record
+    facts = {"run": run, "step": record.step, "step_id": record.batch.step_id, "version": record.version}
+    return {**facts, "digest": found.digest}
+
+
+class Trained:
+    """A checkpoint's tensors by the names of the base model's files."""
+
+    def __init__(self, tensors: CheckpointTensors, names: Names, base_model: Path, adapter: AdapterConfig) -> None:
+        self._tensors, self._names, self._base_model, self._adapter = tensors, names, base_model, adapter
+        has = tensors.names
+        self._plain = {stored: name for stored, name in names.plain.items() if name in has}
+        self._fused = {
+            stored: fused.first
+            for fused in names.fused
+            if fused.first in has
+            for of_pattern in fused.parts.values()
+            for stored in of_pattern
+        }
+        self._adapted = {
+            stored: name.removesuffix(".weight")
+            for stored, name in names.plain.items()
+            if f"{name.removesuffix('.weight')}{lora.A}" in has
+        }
+        self._apart: dict[str, dict[str, Tensor]] = {}
+        known = {*self._plain.values(), *self._fused.values()}
+        known |= {f"{layer}{end}" for layer in self._adapted.values() for end in (lora.A, lora.B)}
+        if unknown := sorted(has - known):
+            raise ModelFolderError(f"{base_model} has no tensor for {unknown[0]} of the checkpoint")
+
+    def __contains__(self, stored: str) -> bool:
+        return stored in self._plain or stored in self._fused or stored in self._adapted
+
+    def read(self, stored: str) -> Tensor:
+        """A trained tensor, float32."""
+        if stored in self._plain:
+            return self._tensors.read(self._plain[stored])
+        if stored in self._fused:
+            return self._part(self._fused[stored], stored)
+        layer = self._adapted[stored]
+        pair = {f"{layer}{end}": self._tensors.read(f"{layer}{end}") for end in (lora.A, lora.B)}
+        return lora.merged(pair, self._base_model, self._names, self._adapter)[f"{layer}.weight"]
+
+    def _part(self, first: str, stored: str) -> Tensor:
+        if first not in self._apart:
+            while len(self._apart) >= TAKEN_APART:
+                self._apart.pop(next(iter(self._apart)))
+            self._apart[first] = self._names.in_files({first: self._tensors.read(first)})
+        return self._apart[first][stored]
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A tensor of a safetensors file: its type and shape, and where its bytes are in the file."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    start: int
+    end: int
+
+
+class Header(NamedTuple):
+    """The head of a safetensors file as bytes, and its tensors in the order of their bytes."""
+
+    data: bytes
+    entries: list[Entry]
+
+
+def copy_file(source: Path, target: Path, trained: Trained) -> None:
+    """Copy a safetensors file with the trained tensors in place of the base model's. Raises ModelFolderError."""
+    with source.open("rb") as base, target.open("wb") as out:
+        header = read_header(base, source)
+        out.write(header.data)
+        for entry in header.entries:
+            if entry.name in trained:
+                out.write(_bytes_of(trained.read(entry.name), entry, source))
+            else:
+                for chunk in _chunks(base, entry, source):
+                    out.write(chunk)
+
+
+def read_header(file: BinaryIO, path: Path) -> Header:
+    """Read the head of a safetensors file. Raises ModelFolderError for one that is damaged."""
+    length = file.read(LENGTH_BYTES)
+    size = int.from_bytes(length, "little")
+    if len(length) < LENGTH_BYTES or not 0 < size <= HEADER_BYTES:
+        raise ModelFolderError(f"{path} is not a safetensors file")
+    text, first = file.read(size), LENGTH_BYTES + size
+    try:
+        found = {name: of for name, of in json.loads(text).items() if name != "__metadata__"}
+        entries = [
+            Entry(name, str(of["dtype"]), tuple(of["shape"]), *(first + int(at) for at in of["data_offsets"]))
+            for name, of in found.items()
+        ]
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ModelFolderError(f"{path} has a damaged header: {error!r}") from error
+    entries.sort(key=lambda entry: (entry.start, entry.end))
+    ends = [first, *(entry.end for entry in entries)]
+    if any(entry.start != end or entry.end < end for entry, end in zip(entries, ends, strict=False)):
+        raise ModelFolderError(f"{path} has a damaged header: its tensors do not follow one another")
+    return Header(length + text, entries)
+
+
+def _bytes_of(tensor: Tensor, entry: Entry, path: Path) -> memoryview:
+    """The bytes of a tensor in the file's type. Raises ModelFolderError for another shape, and for a type that training
+    does not write.
+    """
+    if entry.dtype not in TYPES:
+        raise ModelFolderError(f"{path}: {entry.name} has type {entry.dtype}, which cannot be written")
+    if tuple(tensor.shape) != entry.shape:
+        raise ModelFolderError(f"{path}: {entry.name} has shape {entry.shape}, the checkpoint {tuple(tensor.shape)}")
+    stored = tensor.to(TYPES[entry.dtype]).contiguous().flatten().view(torch.uint8)
+    data: memoryview = stored.numpy().data
+    if len(data) != entry.end - entry.start:
+        raise ModelFolderError(f"{path} has a damaged header: {entry.name} has {entry.end - entry.start} bytes")
+    return data
+
+
+def _chunks(file: BinaryIO, entry: Entry, path: Path) -> Iterator[bytes]:
+    """The bytes of a tensor of a file. Raises ModelFolderError when the file ends before."""
+    file.seek(entry.start)
+    left = entry.end - entry.start
+    while left:
+        chunk = file.read(min(CHUNK, left))
+        if not chunk:
+            raise ModelFolderError(f"{path} is truncated")
+        left -= len(chunk)
+        yield chunk
