@@ -81,11 +81,10 @@ def measure(
         base = f"before/{one.rpartition('/')[2]}"
         to = base if both and one != base else None
         seconds, memory = f"seconds/{name}", f"peak_memory/{name}"
-        report.add(f"{seconds}/{one}", [max(r["seconds"] for r in round_) for round_ in taken], "s")
+        slowest = [max(r["seconds"] for r in round_) for round_ in taken]
+        report.add(f"{seconds}/{one}", slowest, "s", f"{seconds}/{to}" if to else None)
         peaks = [max(r["peak"] - r["before"] for r in round_) / MIB for round_ in taken]
-        report.add(f"{memory}/{one}", peaks, "MiB")
-        if to is None:
-            continue
+        report.add(f"{memory}/{one}", peaks, "MiB", f"{memory}/{to}" if to else None)
         for part in ("lease", "read", "build"):
             report.add(f"{part}/{name}/{one}", [round_[0]["parts"][part] for round_ in taken], "s")
 

@@ -195,8 +195,11 @@ def microbatch(tree: PrefixTree, samples: Sequence[Sample], *, unpacked: bool) -
     turns = [s.tokens.turn_ids[w].astype(np.int64) for s, w in zip(samples, masks, strict=True)]
     first = np.cumsum([0, *(len(s.tokens.turn_returns) for s in samples)])  # number of turns before each trajectory
 
+    def flat(arrays: Iterable[np.ndarray[Any, Any]], dtype: type) -> np.ndarray[Any, Any]:
+        return np.concatenate([np.empty(0, dtype), *arrays]).astype(dtype)
+
     def joined(arrays: Iterable[np.ndarray[Any, Any]], dtype: type) -> Tensor:
-        return torch.from_numpy(np.concatenate([np.empty(0, dtype), *arrays]).astype(dtype))
+        return torch.from_numpy(flat(arrays, dtype))
 
     def known(name: str) -> Tensor | None:
         """The attribute at loss tokens; None where samples do not have it; empty without samples."""
@@ -205,8 +208,8 @@ def microbatch(tree: PrefixTree, samples: Sequence[Sample], *, unpacked: bool) -
             return None
         return joined((array[w] for array, w in zip(arrays, masks, strict=True)), np.float32)
 
-    trajectories_S = joined((np.full(len(w), i) for i, w in enumerate(masks)), np.int64)
-    turns_S = joined((t + n for t, n in zip(turns, first, strict=False)), np.int64)
+    of_trajectories = flat((np.full(len(w), i) for i, w in enumerate(masks)), np.int64)
+    of_turns = flat((t + n for t, n in zip(turns, first, strict=False)), np.int64)
     return Microbatch(
         input_ids_N=torch.from_numpy(tree.token_ids.astype(np.int64)),
         positions_N=torch.from_numpy(tree.positions.astype(np.int64)),
@@ -220,12 +223,12 @@ def microbatch(tree: PrefixTree, samples: Sequence[Sample], *, unpacked: bool) -
         behavior_S=joined((s.tokens.logprobs[w] for s, w in zip(samples, masks, strict=True)), np.float32),
         versions_S=joined((s.tokens.versions[w] for s, w in zip(samples, masks, strict=True)), np.int64),
         kv_mixed_S=joined((s.tokens.kv_mixed[w] for s, w in zip(samples, masks, strict=True)), np.bool_),
-        trajectories_S=trajectories_S,
-        turns_S=turns_S,
+        trajectories_S=torch.from_numpy(of_trajectories),
+        turns_S=torch.from_numpy(of_turns),
         lengths=lengths,
         trajectory_ids=tuple(s.tokens.trajectory_id for s in samples),
-        sequences=_rows(trajectories_S),
-        turns=_rows(turns_S),
+        sequences=_rows(of_trajectories),
+        turns=_rows(of_turns),
         pairs=int(tree.positions.sum(dtype=np.int64)) + len(tree),
         proximal_S=known("proximal"),
         reference_S=known("reference"),
@@ -236,7 +239,7 @@ def microbatch(tree: PrefixTree, samples: Sequence[Sample], *, unpacked: bool) -
     )
 
 
-def _rows(of_S: Tensor) -> int:
+def _rows(of_S: np.ndarray[Any, Any]) -> int:
     """How many rows ascending row numbers need."""
     return int(of_S[-1]) + 1 if len(of_S) else 0
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from sqlalchemy import text
 
 from agentrl.configs.run_config import RunConfig
 from agentrl.domain.schemas import InteractionStatus, SessionStatus, VersionSpan
@@ -18,6 +19,7 @@ from agentrl.store.db import codec
 from agentrl.store.sessions import group_starts
 from agentrl.store.sessions.ends import sealing
 from agentrl.store.sessions.session_limits import Limits
+from agentrl.store.tables import metadata
 from agentrl.store.training import rewards
 
 VOCABULARY = 49152
@@ -48,16 +50,45 @@ def config_of(size: Size, folder: str, **trainer: Any) -> RunConfig:
 
 
 def fill(database: Database, size: Size, config: RunConfig, vocabulary: int = VOCABULARY) -> None:
-    """Create the run and its groups, each in a transaction of its own."""
+    """Create the run and its groups. Those after the first PLAYED are copies of these, with ids of their own."""
     rng = np.random.default_rng(0)
     with database.write() as conn:
         run_id = runs.create(
             conn, name="batch", config={}, task_data=[{}], base_model="tiny", key="run-key", seed=0, steps=2
         )
     limits = Limits.of(config)
-    for _ in range(size.groups):
+    for _ in range(min(PLAYED, size.groups)):
         with database.write() as conn:
             _group(conn, run_id, limits, size, vocabulary, rng)
+    for copy in range(1, max(1, size.groups // PLAYED)):
+        with database.write() as conn:
+            _copy(conn, f"{copy:x}")
+
+
+PLAYED = 64
+COPIED = (
+    "groups",
+    "sessions",
+    "interactions",
+    "interaction_data",
+    "trajectories",
+    "trajectory_interactions",
+    "rewards",
+)
+SHARED = ("run_id", "task_id")
+"""Ids of what all copies belong to."""
+
+
+def _copy(conn: Connection, begin: str) -> None:
+    """Copy all rows of the groups that were played: their ids begin with 0, those of the copies with another digit."""
+    for name in COPIED:
+        columns = [column.name for column in metadata.tables[name].columns]
+        ids = [c for c in columns if (c == "id" or c.endswith(("_id", "key_hash"))) and c not in SHARED]
+        changed = {c: f"'{begin}' || substr(\"{c}\", 2)" for c in ids}
+        changed["cursor"] = f'"cursor" + 1000 * {int(begin, 16)}'
+        chosen = [changed.get(c, f'"{c}"') for c in columns]
+        into, played = ", ".join(f'"{c}"' for c in columns), f"substr(\"{ids[0]}\", 1, 1) = '0'"
+        conn.execute(text(f"INSERT INTO {name} ({into}) SELECT {', '.join(chosen)} FROM {name} WHERE {played}"))
 
 
 def _group(

@@ -17,7 +17,7 @@ from agentrl.errors import UserError
 from agentrl.export.row_writers import ParquetWriter
 from agentrl.store import Database, runs
 from agentrl.store.db import codec
-from agentrl.store.tables import groups, interaction_data, interactions, metadata
+from agentrl.store.tables import groups, interaction_data, interactions, metadata, steps
 from agentrl.store.tables import runs as runs_table
 from agentrl.store.training import rewards
 from agentrl.store.upkeep import backup, retention
@@ -64,6 +64,16 @@ def assert_identical(db: Database, history: History, kept: dict[int, Batch]) -> 
                 assert getattr(now, name).tobytes() == getattr(then, name).tobytes()
             for name in ("trajectory_id", "session_id", "episode_id", "group_id", "episode_return"):
                 assert getattr(now, name) == getattr(then, name)
+
+
+def test_a_batch_of_an_earlier_release_is_checked_by_its_own_digest(db) -> None:
+    history = History(db, seed=4)
+    history.train(1)
+    (batch,) = history.batches.values()
+    for digest, fault in ((batch.serial_digest(), False), ("0" * 32, True), (batch.digest(), False), ("t" * 32, True)):
+        with db.write() as conn:
+            conn.execute(update(steps).where(steps.c.id == batch.step_id).values(batch_digest=digest))
+        assert (past_batches.check(db, step_of(history, 1)).fault is not None) == fault
 
 
 @pytest.mark.long_on("postgresql")

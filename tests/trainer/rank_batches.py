@@ -2,6 +2,7 @@
 
 all     trains all steps; each rank writes the trajectories that it has read
 dies    rank 1 ends while it reads the second step's tokens; the others notice
+ours    trains all steps with the functions of batch_functions.py
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from batch_functions import trained
 from proxy_stub import ADMIN_KEY
 
 from agentrl.configs.run_config import RunConfig
@@ -22,6 +24,7 @@ from agentrl.trainer.loop import train
 from agentrl.trainer.publish.publish_client import Publisher
 from agentrl.trainer.stop import Stop
 from agentrl.trainer.stored_lineage import StoredLineage, reading_lineage
+from agentrl.trainer.training_run import opened
 
 
 def watch(world: World, what: str) -> list[str]:
@@ -47,7 +50,12 @@ def main(folder: Path, config: RunConfig, url: str, what: str) -> None:
         lineage = StoredLineage.begin(database, config) if world.leads else reading_lineage(database, config)
         publisher = Publisher(url, ADMIN_KEY, stop.wait) if world.leads else None
         try:
-            train(config, Path(config.model), world, lineage, publisher, stop)
+            if what == "ours":
+                with opened(config, Path(config.model), world, lineage, publisher, stop) as run:
+                    losses = trained(run)
+                (folder / f"losses-{world.rank}.json").write_text(json.dumps(losses))
+            else:
+                train(config, Path(config.model), world, lineage, publisher, stop)
         except RuntimeError as error:
             (folder / f"noticed-{world.rank}").write_text(str(error))
             os._exit(0)

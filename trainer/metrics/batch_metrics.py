@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from typing import Protocol
 
 import numpy as np
 from torch import Tensor
@@ -30,42 +31,84 @@ def finite(metrics: Metrics) -> Metrics:
     return {name: value for name, value in metrics.items() if math.isfinite(value)}
 
 
-def ratio_metrics(log_ratio_S: Tensor) -> Metrics:
-    """Metrics of the importance ratios w = π_trained / π_behavior, measured as a token's minibatch begins.
+class Peers(Protocol):
+    """The ranks that have the rest of the tokens (`World`)."""
 
-    The effective sample size is (Σw)² / (n Σw²), a share of the n tokens: 1 when all weigh the same.
+    def total(self, values: dict[str, float]) -> dict[str, float]:
+        """Sums over ranks, by name."""
+
+    def gather(self, values: Tensor) -> Tensor:
+        """Every rank's 1-D tensor, one after another."""
+
+
+class Alone:
+    """The peers of a process that has all tokens."""
+
+    def total(self, values: dict[str, float]) -> dict[str, float]:
+        """The values."""
+        return values
+
+    def gather(self, values: Tensor) -> Tensor:
+        """The tensor."""
+        return values
+
+
+ALONE = Alone()
+
+
+def ratio_metrics(log_ratio_S: Tensor, peers: Peers = ALONE) -> Metrics:
+    """Metrics of the importance ratios w = π_trained / π_behavior, measured as a token's minibatch begins, over the
+    tokens of all ranks. Collective if `peers` are.
+
+    The effective sample size is (Σw)² / (n Σw²), a share of the n tokens: 1 when all weigh the same. For the quantile,
+    ranks exchange the largest ratios only.
     """
-    if not len(log_ratio_S):
+    weights_S = bounded_exp(log_ratio_S.double())
+    sums = peers.total(
+        {"n": float(len(weights_S)), "w": float(weights_S.sum()), "w2": float((weights_S * weights_S).sum())}
+    )
+    n = int(sums["n"])
+    if not n:
         return {}
-    weights_S = bounded_exp(log_ratio_S.double()).numpy()
+    at = QUANTILE * (n - 1)
+    largest = peers.gather(weights_S.topk(min(len(weights_S), n - int(at))).values).sort(descending=True).values
+    low, high = largest[n - 1 - int(at)], largest[max(0, n - 2 - int(at))]
     return {
-        "importance_ratio/mean": float(weights_S.mean()),
-        "importance_ratio/max": float(weights_S.max()),
-        "importance_ratio/p99": float(np.quantile(weights_S, 0.99)),
-        "importance_ratio/ess": float(weights_S.sum() ** 2 / (len(weights_S) * (weights_S**2).sum())),
+        "importance_ratio/mean": sums["w"] / n,
+        "importance_ratio/max": float(largest[0]),
+        "importance_ratio/p99": float(low + (high - low) * (at - int(at))),
+        "importance_ratio/ess": sums["w"] ** 2 / (n * sums["w2"]),
     }
 
 
-def mismatch_metrics(gap_S: Tensor) -> Metrics:
-    """Metrics of gaps d = log π_trainer − log π_engine, where both computed with the same weights.
+QUANTILE = 0.99
+
+
+def mismatch_metrics(gap_S: Tensor, peers: Peers = ALONE) -> Metrics:
+    """Metrics of gaps d = log π_trainer − log π_engine, where both computed with the same weights. Collective if
+    `peers` are.
 
     `mismatch_kl` is the mean of e^d − 1 − d: KL(engine ‖ trainer), estimated by k3.
     """
-    counted = {"mismatch_tokens": float(len(gap_S))}
-    if not len(gap_S):
-        return counted
     gap_S = gap_S.double()
+    sums = peers.total({"n": float(len(gap_S)), "abs": float(gap_S.abs().sum()), "kl": float(k3(gap_S).sum())})
+    largest = peers.gather(gap_S.abs().amax(keepdim=True) if len(gap_S) else gap_S)
+    counted = {"mismatch_tokens": sums["n"]}
+    if not sums["n"]:
+        return counted
     return counted | {
-        "logprob_mismatch_mean_abs": float(gap_S.abs().mean()),
-        "mismatch_max": float(gap_S.abs().max()),
-        "mismatch_kl": float(k3(gap_S).mean()),
+        "logprob_mismatch_mean_abs": sums["abs"] / sums["n"],
+        "mismatch_max": float(largest.max()),
+        "mismatch_kl": sums["kl"] / sums["n"],
     }
 
 
-def drift_metrics(gap_S: Tensor) -> Metrics:
-    """The mean |d| of tokens that older weights sampled: how far the policy has moved since."""
-    counted = {"drift_tokens": float(len(gap_S))}
-    return counted | {"drift": float(gap_S.double().abs().mean())} if len(gap_S) else counted
+def drift_metrics(gap_S: Tensor, peers: Peers = ALONE) -> Metrics:
+    """The mean |d| of tokens that older weights sampled: how far the policy has moved since.
+    Collective if `peers` are.
+    """
+    sums = peers.total({"n": float(len(gap_S)), "abs": float(gap_S.double().abs().sum())})
+    return {"drift_tokens": sums["n"]} | ({"drift": sums["abs"] / sums["n"]} if sums["n"] else {})
 
 
 def batch_metrics(batch: BatchOutline, advantages: AdvantageFacts) -> Metrics:

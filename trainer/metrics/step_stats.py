@@ -130,9 +130,9 @@ class StepStats:
             "loss": sums["loss"] / max(1, minibatches),
             "tokens_trained": sums["tokens"],
             "tokens_computed": sums["tokens_computed"],
-            **ratio_metrics(_everyones(self.log_ratios, world)),
-            **mismatch_metrics(_everyones(self.gaps, world)),
-            **drift_metrics(_everyones(self.drifts, world)),
+            **ratio_metrics(_joined(self.log_ratios), world),
+            **mismatch_metrics(_joined(self.gaps), world),
+            **drift_metrics(_joined(self.drifts), world),
         }
 
     def _names_of_own_metrics(self, world: World) -> list[str]:
@@ -146,5 +146,5 @@ def mean(values: Sequence[float]) -> float:
     return sum(values) / max(1, len(values))
 
 
-def _everyones(parts: Sequence[Tensor], world: World) -> Tensor:
-    return world.gather(torch.cat([torch.empty(0), *parts]))
+def _joined(parts: Sequence[Tensor]) -> Tensor:
+    return torch.cat([torch.empty(0), *parts])

@@ -6,12 +6,17 @@ import json
 from pathlib import Path
 
 import pytest
+from batch_functions import trained
 from loop_setup import Setup
+from proxy_stub import ADMIN_KEY, play_groups
 from ranks import run_ranks
 from safetensors.torch import load_file  # noqa: F401 - before the ranks fork
 
 from agentrl.store.training import steps
 from agentrl.trainer.distributed import World
+from agentrl.trainer.publish.publish_client import Publisher
+from agentrl.trainer.stored_lineage import StoredLineage
+from agentrl.trainer.training_run import opened
 
 NAMES = ("loss", "grad_norm", "reward/mean", "advantage/std", "length/total_mean", "tokens_trained", "off_policy/mean")
 
@@ -44,6 +49,26 @@ def test_each_rank_reads_its_own_part(tmp_path: Path, setup: Setup, alone: list[
     every = sorted(name for of_rank in read for name in of_rank)
     assert len(set(every)) == 3 * 2 * 3  # steps, groups, trajectories
     assert all(len(of_rank) < len(set(every)) for of_rank in read)
+
+
+def test_functions_that_see_the_whole_batch_work_on_several_ranks(
+    tmp_path: Path, setup: Setup, tmp_path_factory: pytest.TempPathFactory, tiny_model: Path, world: World
+) -> None:
+    one = Setup(tmp_path_factory.mktemp("one"), tiny_model, world)
+    for s in (setup, one):
+        play_groups(s.database, s.run_id, 6, seed=1)
+    with one.proxy:
+        publisher = Publisher(one.proxy.url, ADMIN_KEY, one.stop.wait)
+        lineage = StoredLineage.begin(one.database, one.config)
+        with opened(one.config, tiny_model, world, lineage, publisher, one.stop) as run:
+            expected = trained(run)
+    (tmp_path / "config.json").write_text(setup.config.model_dump_json())
+    run_ranks("rank_batches.py", 2, tmp_path, setup.proxy.url, "ours")
+    for rank in range(2):
+        assert json.loads((tmp_path / f"losses-{rank}.json").read_text()) == pytest.approx(expected, rel=1e-5)
+    refused = "select count(*) from groups where reject_reason = 'a third'"
+    assert setup.query(refused) == one.query(refused) != [(0,)]
+    one.database.close()
 
 
 def test_a_rank_that_dies_while_it_reads_stops_the_others_and_the_run_goes_on(

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import math
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import numpy as np
 import pytest
@@ -59,6 +62,42 @@ def test_one_large_ratio_gives_a_small_effective_sample_size() -> None:
     assert found["importance_ratio/max"] == pytest.approx(3)
     assert found["importance_ratio/p99"] == pytest.approx(3 - 0.03 * 2)
     assert found["importance_ratio/ess"] == pytest.approx(36 / (4 * 12))
+
+
+class Rank:
+    """One of several threads that pass values to each other, as ranks do."""
+
+    def __init__(self, rank: int, slots: list[Any], barrier: threading.Barrier) -> None:
+        self.rank, self.slots, self.barrier = rank, slots, barrier
+
+    def everyones(self, value: Any) -> list[Any]:
+        self.slots[self.rank] = value
+        self.barrier.wait(60)
+        found = list(self.slots)
+        self.barrier.wait(60)
+        return found
+
+    def total(self, values: dict[str, float]) -> dict[str, float]:
+        found = self.everyones(values)
+        return {name: sum(one[name] for one in found) for name in values}
+
+    def gather(self, values: torch.Tensor) -> torch.Tensor:
+        return torch.cat(self.everyones(values))
+
+
+@pytest.mark.parametrize("measure", [ratio_metrics, mismatch_metrics, drift_metrics])
+@pytest.mark.parametrize("sizes", [(500, 1, 0), (0, 0), (3, 250, 40), (1, 0)], ids=str)
+def test_ranks_find_the_figures_of_all_tokens(measure: Any, sizes: tuple[int, ...]) -> None:
+    rng = np.random.default_rng(0)
+    parts = [torch.from_numpy(rng.normal(0, 1, size)) for size in sizes]
+    slots, barrier = [None] * len(parts), threading.Barrier(len(parts))
+    with ThreadPoolExecutor(len(parts)) as ranks:
+        calls = [ranks.submit(measure, part, Rank(i, slots, barrier)) for i, part in enumerate(parts)]
+        found = [call.result() for call in calls]
+    whole = torch.cat(parts)
+    assert all(one == pytest.approx(measure(whole), rel=1e-12) for one in found)
+    if measure is ratio_metrics and len(whole):
+        assert found[0]["importance_ratio/p99"] == pytest.approx(float(np.quantile(np.exp(whole.numpy()), 0.99)))
 
 
 def test_mismatch_kl_uses_signed_gaps() -> None:
