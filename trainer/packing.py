@@ -196,7 +196,8 @@ def microbatch(tree: PrefixTree, samples: Sequence[Sample], *, unpacked: bool) -
     first = np.cumsum([0, *(len(s.tokens.turn_returns) for s in samples)])  # number of turns before each trajectory
 
     def flat(arrays: Iterable[np.ndarray[Any, Any]], dtype: type) -> np.ndarray[Any, Any]:
-        return np.concatenate([np.empty(0, dtype), *arrays]).astype(dtype)
+        found: np.ndarray[Any, Any] = np.concatenate([np.empty(0, dtype), *arrays]).astype(dtype)
+        return found
 
     def joined(arrays: Iterable[np.ndarray[Any, Any]], dtype: type) -> Tensor:
         return torch.from_numpy(flat(arrays, dtype))

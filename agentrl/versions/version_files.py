@@ -69,7 +69,7 @@ class VersionFiles:
         self, shelves: Sequence[Shelf], allowed: Callable[[str, str], bool], most_readers: int = MOST_READERS
     ) -> None:
         self._shelves = shelves
-        self._allowed = allowed
+        self.allowed = allowed
         self._most_readers = most_readers
         self._readers = 0
 
@@ -109,7 +109,7 @@ class VersionFiles:
         scheme, _, token = headers.get(b"authorization", b"").decode("latin-1").partition(" ")
         if scheme.lower() != "bearer" or not token:
             return 401
-        return None if self._allowed(token, name) else 403
+        return None if self.allowed(token, name) else 403
 
     async def _answer(self, method: str, name: str, file: str, headers: dict[bytes, bytes], send: Any) -> None:
         """Send a file, after waiting for it if need be."""

@@ -69,9 +69,17 @@ async def version_file(request: Request) -> Response:
             return await (_complete if file == VERSION_FILE else _receive)(request, name, file)
         except ValueError as error:
             raise RequestError(422, str(error), code="invalid_parameter") from error
+    if not _may_read(request, name):
+        await app_parts.access(request).require(request, Power.ADMIN)
     if request.method == "HEAD" and (received := await _partial(request, name, file)):
         return Response(status_code=404, headers={RECEIVED: str(received)})
     return Forwarded(app_parts.version_files(request))
+
+
+def _may_read(request: Request, name: str) -> bool:
+    """Whether a request has a token that reads a version."""
+    scheme, _, token = request.headers.get("authorization", "").partition(" ")
+    return scheme.lower() == "bearer" and app_parts.version_files(request).allowed(token, name)
 
 
 async def _receive(request: Request, name: str, file: str) -> Response:

@@ -69,7 +69,7 @@ def table() -> list[tuple[str, str]]:
 
 def power_of(method: str, path: str) -> Power:
     """The least power that a route takes."""
-    if path.startswith(("/admin/", "/api/keys", "/api/engines/")):
+    if path.startswith(("/admin/", "/api/keys", "/api/engines/", "/versions/")):
         return Power.ADMIN
     if path.startswith("/api/") or path in ("/groups", "/groups/abandon", "/heartbeat", "/sessions/{session_id}/key"):
         return Power.RUN

@@ -100,9 +100,9 @@ def test_a_piece_is_bounded(proxy, monkeypatch):
         ("admin-key", 200),
         (read_token("admin-key", "v1-a", 2**40), 200),
         (read_token("admin-key", "v2-b", 2**40), 200),  # a chain needs its parents
-        (read_token("admin-key", "v0-a", 2**40), 403),
-        (read_token("admin-key", "v1-a", 1), 403),
-        (read_token("other", "v1-a", 2**40), 403),
+        (read_token("admin-key", "v0-a", 2**40), 401),
+        (read_token("admin-key", "v1-a", 1), 401),
+        (read_token("other", "v1-a", 2**40), 401),
         ("run-key", 403),
     ],
     ids=["admin", "token", "token of a later version", "of an earlier one", "expired", "of another key", "run key"],
