@@ -118,8 +118,8 @@ def test_two_ranks_know_what_one_does(
         together = np.load(tmp_path / f"rank-{rank}.npz")
         assert set(together) == {f"{name} {part}" for name in alone for part in ("trained", "masked")}
         for name, facts in alone.items():
-            np.testing.assert_allclose(together[f"{name} trained"], facts.trained, atol=1e-4)
-            np.testing.assert_allclose(together[f"{name} masked"], facts.masked, atol=1e-4)
+            np.testing.assert_allclose(together[f"{name} trained"], facts.trained, atol=5e-4)
+            np.testing.assert_allclose(together[f"{name} masked"], facts.masked, atol=5e-4)
 
 
 def test_a_minibatch_that_is_skipped_has_no_facts(tiny_model: Path, world: World) -> None:

@@ -23,13 +23,16 @@ MOST_ANSWER = 1 << 18
 """Size of the largest answer that is read."""
 
 
+Size = Annotated[int, Meta(ge=1, le=WINDOW_BYTES)]
+
+
 class Window(Struct, frozen=True, forbid_unknown_fields=True):
     """`size` bytes of a file, at `address` of the NIXL agent, for `seconds` from when they were asked for."""
 
     id: Annotated[str, Meta(pattern="^[0-9a-f]{32}$")]
     agent: Annotated[str, Meta(min_length=1, max_length=MOST_ANSWER)]  # its metadata, in base64
     address: Annotated[int, Meta(ge=1, le=1 << 62)]
-    size: Annotated[int, Meta(ge=1, le=WINDOW_BYTES)]
+    size: Size
     seconds: Annotated[float, Meta(gt=0, le=3600)]
 
     @property

@@ -148,16 +148,22 @@ def test_a_cache_reads_from_it(place: Place, made: VersionManifest, tmp_path: Pa
 @pytest.fixture
 def dying(place: Place) -> Place:
     if not place.dies:
-        pytest.skip("a test cannot end it")
+        pytest.skip("a test cannot end the real package")
     return place
 
 
+ENDED = pytest.mark.parametrize("place", ["http", "nixl", "mooncake"], indirect=True)
+"""Sources that can end in the middle of a file."""
+
+
+@ENDED
 def test_a_source_that_dies_in_the_middle(dying: Place, made: VersionManifest, root: Path) -> None:
     dying.die()
     with pytest.raises(StorageError, match=f"{NAME}/{FILE}"):
         read(dying.source, 0, (root / NAME / FILE).stat().st_size)
 
 
+@ENDED
 def test_the_next_source_is_read_after_one_that_died(dying: Place, made: VersionManifest, tmp_path: Path) -> None:
     other = tmp_path / "other"
     stored_copy(tmp_path / "served" / NAME, other)

@@ -84,7 +84,7 @@ def test_the_fake_has_the_documented_signatures(network: fake_nixl.Network) -> N
 
 
 def test_the_package_has_the_documented_signatures() -> None:
-    compare(pytest.importorskip("nixl"))
+    compare(pytest.importorskip("nixl", reason="no package for this fabric"))
 
 
 def compare(nixl: Any) -> None:

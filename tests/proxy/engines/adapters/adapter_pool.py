@@ -31,6 +31,14 @@ class Store(EngineRecords):
         self.replica = "me"
         self.members: dict[str, Member] = {}
 
+    @property
+    def run_version(self) -> int:
+        return self.version
+
+    @property
+    def lag(self) -> int:
+        return 0
+
     async def wanted(self, reported: int | None) -> Wanted:
         return Wanted(self.version if reported not in self.pending else reported or 0)
 
