@@ -21,7 +21,7 @@ DELIBERATE = {
     "no Chromium that starts": "a package of the system, which scripts/chromium installs where it may",
     "no isolation by bubblewrap": "a package of the system; the other isolation is tested everywhere",
     "no isolation by landlock": "a matter of the kernel",
-    "no package for this fabric": "optional packages for GPUs and fabrics; stand-ins with their signatures are tested everywhere",
+    "no package for this fabric": "optional packages for GPUs and fabrics; stand-ins are tested everywhere",
     "mounting a small file system is not permitted": "needs the right to mount",
 }
 """How the reason of a skip begins → why it is one in CI too."""
