@@ -83,6 +83,12 @@ bench: setup setup-peers setup-trl  ## Measure store, proxy, trainer, publishing
 	@$(PY) benchmarks/tree_gain.py --out benchmarks/results/tree_gain.json
 	@$(PY) benchmarks/hybrid.py --out benchmarks/results/hybrid.json
 	@$(PY) benchmarks/publish.py --out benchmarks/results/publish.json
+	@$(PY) benchmarks/deltas.py --out benchmarks/results/deltas.json
+	@$(PY) benchmarks/publish_at_scale.py --out benchmarks/results/publish_at_scale.json
+	@$(PY) benchmarks/sharded_publish.py --out benchmarks/results/sharded_publish.json
+	@$(PY) benchmarks/batches.py --out benchmarks/results/batches.json
+	@$(PY) benchmarks/step_parts.py --out benchmarks/results/step_parts.json
+	@$(PY) benchmarks/independent_pulls.py --out benchmarks/results/independent_pulls.json
 	@$(PY) benchmarks/bad_agents.py --out benchmarks/results/bad_agents.json
 	@$(PY) benchmarks/asynchrony.py --out benchmarks/results/asynchrony.json
 	@$(PY) benchmarks/hostile.py --out benchmarks/results/hostile.json
