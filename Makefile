@@ -54,7 +54,7 @@ test-thorough: setup  ## Run the property tests with many times as many examples
 
 coverage: setup setup-agents setup-coders setup-mutants  ## Run all tests; how many lines and branches of each folder they reach
 	@mkdir -p build/coverage && rm -f build/coverage/*
-	@export PYTHONPATH=$$(echo $(CURDIR)/.venv-mutants/lib/python*/site-packages) COVERAGE_FILE=$(CURDIR)/build/coverage/data; \
+	@export PYTHONPATH=$(CURDIR)/scripts/coverage_start:$$(echo $(CURDIR)/.venv-mutants/lib/python*/site-packages) COVERAGE_FILE=$(CURDIR)/build/coverage/data; \
 	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(PY) -m coverage run -m pytest -n auto -m "not learns"; \
 	$(PY) -m coverage combine -q && $(PY) -m coverage xml -q -o build/coverage/report.xml; \
 	for folder in agentrl agents proxy trainer; do echo "$$folder $$($(PY) -m coverage report --include "$$folder/*" | tail -1)"; done
