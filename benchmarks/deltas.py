@@ -68,7 +68,7 @@ class Encoding(NamedTuple):
 
 
 def case(dtype: str, density: float, size_bytes: int) -> Case:
-    """A tensor of which this share of elements changes."""
+    """A tensor before and after an update that changes this share of its elements."""
     rng = np.random.default_rng(0)
     weights = rng.standard_normal(size_bytes // ITEM_BYTES[dtype], np.float32) * np.float32(0.02)
     bits: np.ndarray[Any, Any] = weights.view(np.uint32)

@@ -26,10 +26,10 @@ from agentrl.versions.version_manifest import (
     TensorFacts,
     VersionManifest,
 )
+from agentrl.versions.weights_folder import LENGTH_BYTES
 
 HEADER_BYTES = 100_000_000
 """Size of the largest header, as in safetensors."""
-LENGTH_BYTES = 8
 THREADS = min(8, os.cpu_count() or 1)
 Offset = Annotated[int, Meta(ge=0, le=MOST_BYTES)]
 T = TypeVar("T")

@@ -12,9 +12,10 @@ an ancestor's first and a delta before the whole, so processes never wait for ea
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 
@@ -36,6 +37,8 @@ from agentrl.versions.version_manifest import NAME, VersionManifest
 from agentrl.versions.version_relay import DELTA, MADE, WHOLE, VersionRelay
 from agentrl.versions.version_sources import Source
 from agentrl.versions.whole_files import make_whole
+
+T = TypeVar("T")
 
 
 class VersionCache:
@@ -84,32 +87,19 @@ class VersionCache:
         self, held: ExitStack, name: str, sources: Sequence[Source], checksum: str, received: Callable[[int], None]
     ) -> Path:
         """A version by all sources, and when that fails by each alone: one of them may have given a wrong manifest."""
-        problem: StorageError | None = None
-        for some in [sources, *([source] for source in sources if len(sources) > 1)]:
-            try:
-                return self._fetched(held, name, checksum, Fetcher(some, received))
-            except CacheError:
-                raise
-            except StorageError as error:
-                problem = problem or error
-        assert problem is not None
-        raise problem
+        chosen = [sources, *([source] for source in sources if len(sources) > 1)]
+        return _first(chosen, lambda some: self._fetched(held, name, checksum, Fetcher(some, received)))
 
     def _fetched(self, held: ExitStack, name: str, checksum: str, fetcher: Fetcher) -> Path:
         """A version in place, or by the best route, or by the second best when that fails."""
         wanted = fetcher.required(name, checksum)
         if (folder := self._in_place.verified(wanted, fetcher)) is not None:
             return folder
-        problem: StorageError | None = None
-        for way in self._routes(wanted, fetcher):
-            try:
-                return self._made(held, way, wanted, fetcher) if way.deltas else self._base(held, way.base, fetcher)
-            except CacheError:
-                raise
-            except StorageError as error:
-                problem = problem or error
-        assert problem is not None
-        raise problem
+
+        def take(way: Route) -> Path:
+            return self._made(held, way, wanted, fetcher) if way.deltas else self._base(held, way.base, fetcher)
+
+        return _first(self._routes(wanted, fetcher), take)
 
     def _routes(self, wanted: VersionManifest, fetcher: Fetcher) -> list[Route]:
         """The routes to a version, from what the cache has now."""
@@ -194,3 +184,17 @@ class VersionCache:
         if (found := manifest_in(folder).checksum) != wanted.checksum:
             raise DamagedObject(f"{folder} has the checksum {found}, not {wanted.checksum}")
         return folder
+
+
+def _first(ways: Iterable[T], take: Callable[[T], Path]) -> Path:
+    """What the first way gives that works. Raises the error of the first when none does, and a CacheError at once."""
+    problem: StorageError | None = None
+    for way in ways:
+        try:
+            return take(way)
+        except CacheError:
+            raise
+        except StorageError as error:
+            problem = problem or error
+    assert problem is not None
+    raise problem

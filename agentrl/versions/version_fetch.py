@@ -35,7 +35,7 @@ class Fetcher:
         self._failures: list[str] = []
 
     def manifest(self, name: str, checksum: str | None = None) -> VersionManifest | None:
-        """What the sources have of a version; None when none has it (with this checksum, if given).
+        """The manifest of a version, joined from the sources; None when none has it (with this checksum, if given).
 
         One source may have its whole files and another its delta: the manifest names both.
         """

@@ -19,7 +19,7 @@ UNKNOWN = ""
 
 
 class VersionRelay:
-    """What the cache below `root` reads now, in this process."""
+    """The versions that this process is reading into the cache below `root`."""
 
     def __init__(self, root: Path) -> None:
         self._root = root

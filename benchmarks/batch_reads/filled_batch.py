@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from recorded_calls import record_call
 from sqlalchemy import text
 
 from agentrl.configs.run_config import RunConfig
-from agentrl.domain.schemas import InteractionStatus, SessionStatus, VersionSpan
-from agentrl.domain.tokens import TokenIds
+from agentrl.domain.schemas import SessionStatus
 from agentrl.store import Connection, Database, runs
-from agentrl.store.calls import call_intents, call_outcomes
 from agentrl.store.db import codec
 from agentrl.store.sessions import group_starts
 from agentrl.store.sessions.ends import sealing
@@ -118,41 +116,8 @@ def _call(
     output: NDArray[np.int32],
     rng: np.random.Generator,
 ) -> str:
-    call_id, prompt = codec.new_id(), np.concatenate([before, delta])
-    intent = call_intents.Intent(
-        id=call_id,
-        run_id=run_id,
-        session_id=session_id,
-        parent_id=parent,
-        dialect="openai.chat",
-        role="main",
-        digest="d",
-        replica="r",
-        params={},
-        temperature=1.0,
-        tools=None,
-        fork_reason=None,
-        bridged=parent is not None,
-        distribution_modified=False,
-        trainable=True,
-        prompt_tokens=len(prompt),
-        prompt_digest=TokenIds(prompt).digest,  # type: ignore[arg-type]
-        created_at=time.time(),
+    logprobs = np.log(rng.random(len(output), np.float32) + 1e-6)
+    prompt = np.concatenate([before, delta])
+    return record_call(
+        conn, run_id, session_id, prompt=prompt, delta=delta, output=output, logprobs=logprobs, parent=parent
     )
-    call_intents.begin(conn, intent)
-    outcome = call_outcomes.Outcome(
-        status=InteractionStatus.COMPLETE,
-        conversation_key=call_id.encode(),
-        new_messages=[{"role": "user", "content": "go on"}],
-        answer={"role": "assistant", "content": "a long answer"},
-        prompt_delta_ids=delta,  # type: ignore[arg-type]
-        output_ids=output,  # type: ignore[arg-type]
-        logprobs=np.log(rng.random(len(output), np.float32) + 1e-6),  # type: ignore[arg-type]
-        spans=[VersionSpan(version=0, start=0, end=len(output))],
-        finish_reason="stop",
-        engine_url="e",
-        cached_tokens=0,
-        first_token_at=None,
-    )
-    call_outcomes.finish(conn, call_id, session_id, outcome)
-    return call_id

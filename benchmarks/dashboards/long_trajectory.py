@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import time
-
 import numpy as np
+from recorded_calls import record_call
 
 from agentrl.domain.schemas import (
     FACTS,
     MASKED_FACTS,
-    InteractionStatus,
     SessionStatus,
     TokenFacts,
     TrainedBatch,
     TrainedTrajectory,
-    VersionSpan,
 )
-from agentrl.domain.tokens import TokenIds
 from agentrl.store import Connection, Database, runs
-from agentrl.store.calls import call_intents, call_outcomes
 from agentrl.store.db import codec
 from agentrl.store.sessions import group_starts
 from agentrl.store.sessions.ends import sealing
@@ -75,40 +70,5 @@ def filled(database: Database, tokens: int, base_model: str = "tiny", vocabulary
 
 def _call(conn: Connection, run_id: str, session_id: str, prompt: list[int], output: list[int]) -> None:
     """One call that samples all of it."""
-    call_id = codec.new_id()
-    intent = call_intents.Intent(
-        id=call_id,
-        run_id=run_id,
-        session_id=session_id,
-        parent_id=None,
-        dialect="openai.chat",
-        role="main",
-        digest="d",
-        replica="r",
-        params={},
-        temperature=1.0,
-        tools=None,
-        fork_reason=None,
-        bridged=False,
-        distribution_modified=False,
-        trainable=True,
-        prompt_tokens=len(prompt),
-        prompt_digest=TokenIds(prompt).digest,
-        created_at=time.time(),
-    )
-    call_intents.begin(conn, intent)
-    outcome = call_outcomes.Outcome(
-        status=InteractionStatus.COMPLETE,
-        conversation_key=call_id.encode(),
-        new_messages=[{"role": "user", "content": "go on"}],
-        answer={"role": "assistant", "content": "a long answer"},
-        prompt_delta_ids=prompt,
-        output_ids=output,
-        logprobs=(-np.random.default_rng(1).random(len(output))).tolist(),
-        spans=[VersionSpan(version=0, start=0, end=len(output))],
-        finish_reason="stop",
-        engine_url="e",
-        cached_tokens=0,
-        first_token_at=None,
-    )
-    call_outcomes.finish(conn, call_id, session_id, outcome)
+    logprobs = (-np.random.default_rng(1).random(len(output))).tolist()
+    record_call(conn, run_id, session_id, prompt=prompt, delta=prompt, output=output, logprobs=logprobs)

@@ -35,7 +35,7 @@ class Gaps:
 
     @classmethod
     def read(cls, path: Path) -> Gaps:
-        """What the process has written so far."""
+        """Read the gaps that the process has written so far."""
         rows = [json.loads(line) for line in path.read_text().split("\n")[:-1]]
         return cls([row[0] for row in rows], [row[1] for row in rows])
 

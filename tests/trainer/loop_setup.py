@@ -10,6 +10,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from proxy_stub import ADMIN_KEY, PublishStub, make_run, play_groups
 from safetensors.torch import load_file
@@ -28,6 +29,7 @@ from agentrl.trainer.loop import train
 from agentrl.trainer.publish.publish_client import Publisher
 from agentrl.trainer.stop import Stop
 from agentrl.trainer.stored_lineage import StoredLineage
+from agentrl.trainer.training_run import TrainingRun
 
 
 class Died(Exception):
@@ -128,3 +130,18 @@ def same(weights: dict[str, torch.Tensor], folder: Path) -> bool:
     """Whether the folder's weights are these, bit for bit."""
     found = load_file(folder / "model.safetensors")
     return found.keys() == weights.keys() and all(torch.equal(found[k], weights[k]) for k in weights)
+
+
+def die_before(monkeypatch: pytest.MonkeyPatch, setup: Setup, step: int, **settings: Any) -> None:
+    """Train until `step` has its batch; then the trainer is gone."""
+    real = TrainingRun.update
+
+    def update(run: TrainingRun, batch: Any) -> Any:
+        if batch.step == step:
+            raise Died
+        return real(run, batch)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(TrainingRun, "update", update)
+        with pytest.raises(Died):
+            setup.train(**settings)

@@ -12,7 +12,7 @@ from typing import Any, Literal
 import pytest
 import torch
 from folders import read_part
-from loop_setup import Died, Setup, same
+from loop_setup import Setup, die_before, same
 from safetensors.torch import load_file
 from sqlalchemy import text
 
@@ -26,7 +26,6 @@ from agentrl.trainer.checkpoints import checkpoint, checkpoint_writer
 from agentrl.trainer.distributed import World
 from agentrl.trainer.publish.publish_client import Publisher
 from agentrl.trainer.stored_lineage import StoredLineage
-from agentrl.trainer.training_run import TrainingRun
 from agentrl.versions.transports.mooncake_source import MooncakeSource, mooncake_spec
 from agentrl.versions.weights_folder import ADAPTER, TENSORS, checksum
 from tests import fake_mooncake
@@ -47,21 +46,6 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path, worl
         assert s.train()
     s.database.close()
     return load_file(s.config.run_dir / "model" / "model.safetensors")
-
-
-def die_before(monkeypatch: pytest.MonkeyPatch, setup: Setup, step: int, **settings: Any) -> None:
-    """Train until `step` has its batch; then the trainer is gone."""
-    real = TrainingRun.update
-
-    def update(run: TrainingRun, batch: Any) -> Any:
-        if batch.step == step:
-            raise Died
-        return real(run, batch)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(TrainingRun, "update", update)
-        with pytest.raises(Died):
-            setup.train(**settings)
 
 
 def weights_of(setup: Setup, state: str = "published") -> dict[int, tuple[Path, str]]:

@@ -97,8 +97,8 @@ def penalized_advantages(
 
     A token's return loses the costs of this token and of those after it in its trajectory. With trajectory credit, and
     for baselines and scales, an episode's return loses the costs of all its tokens. Otherwise as `turn_advantages`.
-    `batch` is the whole batch (None: `trajectories`), of which each rank has some trajectories. Collective if `totals`
-    is.
+    `batch` has the outlines of the whole batch where `trajectories` are one rank's share; None: they are all of it.
+    Collective if `totals` is.
     """
     batch = trajectories if batch is None else batch
     penalties = overlong_penalties(batch, algorithm)

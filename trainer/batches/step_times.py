@@ -2,8 +2,8 @@
 
     wait_for_batch ─► read ─► (build ─► forward ─► backward) for each microbatch ─► update ─► metrics
 
-On a GPU, forward, backward and update are the GPU's time between two events, so that no part waits for the GPU; the
-other parts are time of the host, some of which passes while the GPU computes.
+On a GPU, forward, backward and update are the GPU's time between two events, so that no part waits for the GPU. The
+other parts are the host's time; the GPU may compute during them.
 """
 
 from __future__ import annotations

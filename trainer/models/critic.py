@@ -78,8 +78,8 @@ def gae_advantages(
 
     Only loss tokens count; the others have 0. `costs` (T,) are subtracted from the rewards. `whiten` gives the
     advantages mean 0 and (population) deviation 1 over the batch's loss tokens; targets are computed before that.
-    `batch` is the whole batch (None: `trajectories`), of which each rank has some trajectories. Collective if `totals`
-    is.
+    `batch` has the outlines of the whole batch where `trajectories` are one rank's share; None: they are all of it.
+    Collective if `totals` is.
     """
     penalties = overlong_penalties(trajectories if batch is None else batch, algorithm)
     advantages: list[Float64] = []

@@ -27,8 +27,7 @@ from agentrl.trainer.publish.engine_handles import Group, NoHandles, handles
 from agentrl.trainer.publish.tensor_sharing import NoRoom, Payloads
 from agentrl.trainer.weights.ownership import Output
 from agentrl.trainer.weights.weight_stream import Stream
-
-BOOT = Path("/proc/sys/kernel/random/boot_id")
+from agentrl.versions.version_stamps import BOOT_ID
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,5 +176,5 @@ class _Pulled(Iterator[dict[str, Tensor]]):
 
 def _on_the_leaders_host(world: World) -> list[int]:
     """The ranks with the shared memory of rank 0. Collective."""
-    hosts = world.everyones((BOOT.read_text() if BOOT.exists() else "", socket.gethostname()))
+    hosts = world.everyones((BOOT_ID.read_text() if BOOT_ID.exists() else "", socket.gethostname()))
     return [rank for rank, host in enumerate(hosts) if host == hosts[0]]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import shutil
 from collections.abc import Mapping
 from contextlib import nullcontext
@@ -19,11 +18,12 @@ from agentrl.trainer.models import lora
 from agentrl.trainer.models.policy import Body, Policy
 from agentrl.trainer.weights.gathering import placement
 from agentrl.trainer.weights.published import Published
+from agentrl.trainer.weights.streamed_model import read_header
 from agentrl.trainer.weights.version_folders import INDEX, copy_sidecars
 from agentrl.trainer.weights.version_tensors import as_in, units
 from agentrl.trainer.weights.version_writer import pump
 from agentrl.trainer.weights.weight_stream import Chunk, Stream, raw
-from agentrl.versions.weights_folder import ADAPTER, LENGTH_BYTES, checksum, combined, head, in_threads
+from agentrl.versions.weights_folder import ADAPTER, checksum, combined, head, in_threads
 
 BUCKET_BYTES = 256 << 20
 """Bytes of the exported model that rank 0 has at once, twice."""
@@ -79,10 +79,7 @@ def _copied(base_model: Path, draft: Path | None) -> dict[str, tuple[Path, int]]
 
 def _places(file: Path) -> dict[str, tuple[Path, int]]:
     with file.open("rb") as opened:
-        length = int.from_bytes(opened.read(LENGTH_BYTES), "little")
-        entries = json.loads(opened.read(length))
-    entries.pop("__metadata__", None)
-    return {name: (file, LENGTH_BYTES + length + entry["data_offsets"][0]) for name, entry in entries.items()}
+        return {entry.name: (file, entry.start) for entry in read_header(opened, file).entries}
 
 
 def _overwrite(places: Mapping[str, tuple[Path, int]], chunks: list[Chunk]) -> None:

@@ -28,13 +28,12 @@ from agentrl.trainer.checkpoints.checkpoint_tensors import CheckpointTensors
 from agentrl.trainer.models import loading, lora, tensor_files
 from agentrl.trainer.models.tensor_naming import Names
 from agentrl.trainer.weights.version_folders import copy_sidecars
+from agentrl.versions.tensor_files import HEADER_BYTES
+from agentrl.versions.weights_folder import LENGTH_BYTES
 
 FACTS = "checkpoint.json"
 """The file in an exported folder that says from which checkpoint it was made."""
 TYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
-LENGTH_BYTES = 8
-HEADER_BYTES = 100 << 20
-"""Size of the largest header that safetensors reads."""
 CHUNK = 8 << 20
 TAKEN_APART = 2
 """Fused parameters whose parts stay in memory: files alternate between the two of a block."""

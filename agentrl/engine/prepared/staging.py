@@ -78,7 +78,7 @@ class Staging:
 
     @property
     def staged(self) -> Staged | None:
-        """What is staged or being staged."""
+        """The version that is staged, or is being staged; None without one."""
         return self._staged
 
     @property

@@ -16,7 +16,6 @@ The package is loaded when a client connects. A client may be used by several th
 from __future__ import annotations
 
 import re
-import socket
 import time
 from collections.abc import Callable
 from typing import Any, Literal
@@ -26,6 +25,7 @@ from numpy.typing import NDArray
 
 from agentrl.configs.publish_config import MooncakeAddress
 from agentrl.errors import DamagedObject, StorageError
+from agentrl.own_address import local_address
 
 MISSING, FULL = -704, -200
 LOCAL_BUFFER_BYTES = 64 << 20
@@ -143,11 +143,7 @@ def _client(name: str) -> Any:
 
 def _address_towards(master: str) -> str:
     """The address of this host on the network of the master, at which other hosts read its segment."""
-    host, _, port = master.rpartition(":")
     try:
-        family, kind, protocol, _, address = socket.getaddrinfo(host, int(port), type=socket.SOCK_DGRAM)[0]
-        with socket.socket(family, kind, protocol) as probe:
-            probe.connect(address)  # sends nothing
-            return str(probe.getsockname()[0])
+        return local_address(master.rpartition(":")[0])
     except OSError as error:
         raise StorageError(f"cannot connect to mooncake://{master}: {error}") from error

@@ -127,7 +127,7 @@ class NIXLSource:
 
     @contextmanager
     def _buffer(self, url: str) -> Iterator[tuple[MemoryAgent, Bytes]]:
-        """Registered memory that nobody else uses while the block runs. Raises StorageError.
+        """Registered memory, for this reader alone while the block runs. Raises StorageError.
 
         After a failure it is not used again: a transfer may still write to it.
         """

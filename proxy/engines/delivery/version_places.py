@@ -10,9 +10,9 @@ from urllib.parse import urlsplit
 
 from agentrl.configs.run_config import RunConfig
 from agentrl.domain.schemas import Json
+from agentrl.engine.prepared.version_host import cache_spec
 from agentrl.environment import is_loopback
 from agentrl.own_address import local_address
-from agentrl.storage.folder_cache import BYTES_OF_GB, default_folder
 from agentrl.storage.object_store import ObjectStore
 from agentrl.versions.read_tokens import read_token
 from agentrl.versions.transports.mooncake_source import MooncakeSpec, mooncake_spec
@@ -87,12 +87,9 @@ def until() -> int:
 
 def places_of(config: RunConfig, admin_key: str, listens: tuple[str, int] | None) -> VersionPlaces:
     """The places of a run. `listens`: the host and port at which this proxy listens, if they are known."""
-    cache = config.storage.cache_dir or default_folder()
     return VersionPlaces(
         weights=(config.run_dir / "weights").absolute(),
-        cache=VersionCache(
-            cache.expanduser().with_name(f"{cache.name}-versions"), int(config.storage.cache_gb * BYTES_OF_GB)
-        ),
+        cache=cache_spec(config.storage).open(),
         storage_url=config.storage.weights_url(config.name),
         admin_key=admin_key,
         address=lambda engine_url: config.proxy.public_url or _address(engine_url, listens),

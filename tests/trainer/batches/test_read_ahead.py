@@ -1,4 +1,4 @@
-"""What is read while a step runs is what the next step trains, and the batch is the same without it."""
+"""Reading the next batch during a step: the step trains the same batch as without it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the publisher asks the proxy before a version is written, and how it sends one."""
+"""The publisher's requests: can all engines prepare, and does the proxy have the version's files?"""
 
 from __future__ import annotations
 

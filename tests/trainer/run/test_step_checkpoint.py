@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from loop_setup import Died, Setup
+from loop_setup import Died, Setup, die_before
 
 from agentrl.configs.evaluation_config import EvalConfig
 from agentrl.errors import StoreError, UserError
@@ -23,21 +23,6 @@ from agentrl.trainer.training_run import TrainingRun
 @pytest.fixture
 def n_steps() -> int:
     return 5
-
-
-def die_before(monkeypatch: pytest.MonkeyPatch, setup: Setup, step: int, **settings: Any) -> None:
-    """Train until `step` has its batch; then the trainer is gone."""
-    real = TrainingRun.update
-
-    def update(run: TrainingRun, batch: Any) -> Any:
-        if batch.step == step:
-            raise Died
-        return real(run, batch)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(TrainingRun, "update", update)
-        with pytest.raises(Died):
-            setup.train(**settings)
 
 
 def root_of(setup: Setup) -> Path:
