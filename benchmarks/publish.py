@@ -196,7 +196,7 @@ class Run:
         config = PublishConfig(**(PAUSED | PREPARED)[way])
         parameters = dict(self.policy.trainable())
         start = time.monotonic()
-        made = writer.write(self.folder / f"v{self.version}-s", parameters, lambda: True)
+        made = writer.write(self.folder / f"v{self.version}-{self.run_id}", parameters, lambda: True)
         written = time.monotonic()
         row = {"run_id": self.run_id, "version": self.version, "parent_version": self.version - 1, "step": self.version}
         facts = {"path": str(made.path), "checksum": made.checksum, "state": VersionState.PENDING, "created_at": 0.0}

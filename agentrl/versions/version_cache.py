@@ -104,12 +104,11 @@ class VersionCache:
     def _routes(self, wanted: VersionManifest, fetcher: Fetcher) -> list[Route]:
         """The routes to a version, from what the cache has now."""
 
-        def find(name: str) -> VersionManifest | None:
-            return own_manifest(self._root, name) or fetcher.manifest(name)
+        def find(name: str, checksum: str) -> VersionManifest | None:
+            return own_manifest(self._root, name, checksum) or fetcher.manifest(name, checksum)
 
         def is_cached(manifest: VersionManifest) -> bool:
-            own = own_manifest(self._root, manifest.name)
-            return own is not None and own.checksum == manifest.checksum
+            return own_manifest(self._root, manifest.name, manifest.checksum) is not None
 
         return routes(wanted, find, is_cached)
 
@@ -158,9 +157,11 @@ class VersionCache:
     def _cached(self, held: ExitStack, name: str, checksum: str) -> Path | None:
         """The entry with a version's whole files."""
         for kind in (WHOLE, MADE):
-            folder = held.enter_context(self._entries.present(f"{name}{kind}"))
-            if folder is not None and manifest_in(folder).checksum == checksum:
-                return folder
+            with ExitStack() as tried:
+                folder = tried.enter_context(self._entries.present(f"{name}{kind}"))
+                if folder is not None and manifest_in(folder).checksum == checksum:
+                    held.enter_context(tried.pop_all())
+                    return folder
         return None
 
     def _deltas(self, used: ExitStack, wanted: VersionManifest, fetcher: Fetcher) -> list[Path]:
@@ -179,10 +180,18 @@ class VersionCache:
     def _entry(
         self, held: ExitStack, wanted: VersionManifest, kind: str, size_bytes: int, fill: Callable[[Path], None]
     ) -> Path:
-        """Hold an entry of a version. Raises DamagedObject when it is of a version with another checksum."""
-        folder = held.enter_context(self._entries.entry(f"{wanted.name}{kind}", size_bytes, fill))
-        if (found := manifest_in(folder).checksum) != wanted.checksum:
-            raise DamagedObject(f"{folder} has the checksum {found}, not {wanted.checksum}")
+        """Hold an entry of a version; one of another version with the same name, such as another run's, is replaced.
+
+        Raises DamagedObject when a process uses that one.
+        """
+        name = f"{wanted.name}{kind}"
+        with self._entries.present(name) as found:
+            is_other = found is not None and manifest_in(found).checksum != wanted.checksum
+        if is_other:
+            self._entries.discard(name)
+        folder = held.enter_context(self._entries.entry(name, size_bytes, fill))
+        if (checksum := manifest_in(folder).checksum) != wanted.checksum:
+            raise DamagedObject(f"{folder} has the checksum {checksum}, not {wanted.checksum}")
         return folder
 
 

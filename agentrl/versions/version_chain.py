@@ -18,6 +18,8 @@ from agentrl.versions.version_manifest import VersionManifest
 
 MOST_DELTAS = 1000
 """Length of the longest chain."""
+Find = Callable[[str, str], VersionManifest | None]
+"""Gives the manifest of the version with this name and checksum; None when no source has it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,13 +34,11 @@ class Route:
     """Bytes to read."""
 
 
-def route(
-    wanted: VersionManifest, find: Callable[[str], VersionManifest | None], is_cached: Callable[[VersionManifest], bool]
-) -> Route:
+def route(wanted: VersionManifest, find: Find, is_cached: Callable[[VersionManifest], bool]) -> Route:
     """The route to `wanted` with the fewest bytes to read; of equals, the one with the fewest deltas.
 
-    `find` gives the manifest of an ancestor, None when no source has it. `is_cached` says whether the host has a
-    version's whole files. Raises StorageError when no ancestor with whole files can be reached.
+    `is_cached` says whether the host has a version's whole files. Raises StorageError when no ancestor with whole files
+    can be reached.
     """
     best: Route | None = None
     at, deltas, spent = wanted, list[VersionManifest](), 0
@@ -60,9 +60,7 @@ def route(
     return best
 
 
-def routes(
-    wanted: VersionManifest, find: Callable[[str], VersionManifest | None], is_cached: Callable[[VersionManifest], bool]
-) -> list[Route]:
+def routes(wanted: VersionManifest, find: Find, is_cached: Callable[[VersionManifest], bool]) -> list[Route]:
     """`route`, and then the best of the other kind where there is one: the whole files alone, or by deltas.
 
     The second is for a host where the first failed. Raises StorageError as `route` does.
@@ -85,11 +83,11 @@ def _better(one: Route | None, other: Route) -> Route:
     return other if one is None or other.size_bytes < one.size_bytes else one
 
 
-def _parent(of: VersionManifest, find: Callable[[str], VersionManifest | None]) -> VersionManifest | None:
+def _parent(of: VersionManifest, find: Find) -> VersionManifest | None:
     """The parent whose tensors the delta names; None when there is none, also when it is not older."""
     if of.delta is None:
         return None
-    parent = find(of.delta.parent)
+    parent = find(of.delta.parent, of.delta.parent_checksum)
     if parent is None or parent.checksum != of.delta.parent_checksum or parent.version >= of.version:
         return None
     return parent

@@ -54,13 +54,15 @@ def manifest_in(folder: Path) -> VersionManifest:
     return named_manifest((folder / VERSION_FILE).read_bytes(), folder.stem, str(folder))
 
 
-def own_manifest(root: Path, name: str) -> VersionManifest | None:
+def own_manifest(root: Path, name: str, checksum: str) -> VersionManifest | None:
     """The manifest of a version whose whole files the cache has."""
     for kind in (WHOLE, MADE):
         try:
-            return manifest_in(root / f"{name}{kind}")
+            found = manifest_in(root / f"{name}{kind}")
         except (OSError, DamagedObject):
             continue
+        if found.checksum == checksum:
+            return found
     return None
 
 

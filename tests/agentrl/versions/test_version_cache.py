@@ -190,6 +190,17 @@ def test_a_version_with_another_checksum(cache: VersionCache, tmp_path: Path) ->
         pass
 
 
+@pytest.mark.parametrize("anchors", [(1,), (1, 2, 3)])
+def test_versions_of_another_run_with_the_same_names_are_replaced(
+    cache: VersionCache, tmp_path: Path, anchors: Sequence[int]
+) -> None:
+    other, lineage = Lineage(tmp_path / "other", 4, anchors), Lineage(tmp_path / "weights", 3, anchors)
+    other.fetch(cache, 3)
+    for version in (3, 1, 2):
+        lineage.fetch(cache, version)
+    other.fetch(cache, 4)
+
+
 def test_no_source(cache: VersionCache) -> None:
     with pytest.raises(StorageError, match="no source"), cache.whole("v1-a", [], "0" * 64):
         pass

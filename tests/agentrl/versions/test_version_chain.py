@@ -7,7 +7,7 @@ import hashlib
 import pytest
 
 from agentrl.errors import StorageError
-from agentrl.versions.version_chain import route
+from agentrl.versions.version_chain import Find, route
 from agentrl.versions.version_manifest import Delta, TensorFacts, VersionFile, VersionManifest, manifest_of
 
 SHA = hashlib.sha256(b"").hexdigest()
@@ -29,6 +29,11 @@ def lineage(kinds: str, delta_bytes: int = 10, whole_bytes: int = 100) -> dict[s
     return made
 
 
+def finder(versions: dict[str, VersionManifest]) -> Find:
+    """Finds versions by their name, whatever their checksum, as a source may."""
+    return lambda name, checksum: versions.get(name)
+
+
 @pytest.mark.parametrize(
     ("kinds", "cached", "base", "deltas", "size"),
     [
@@ -47,7 +52,7 @@ def lineage(kinds: str, delta_bytes: int = 10, whole_bytes: int = 100) -> dict[s
 def test_the_route_has_the_fewest_bytes(kinds: str, cached: list[int], base: int, deltas: list[int], size: int) -> None:
     versions = lineage(kinds)
     wanted = list(versions.values())[-1]
-    found = route(wanted, versions.get, lambda manifest: manifest.version in cached)
+    found = route(wanted, finder(versions), lambda manifest: manifest.version in cached)
     assert (found.base.version, [delta.version for delta in found.deltas]) == (base, deltas)
     assert (found.size_bytes, found.is_cached) == (size, base in cached)
 
@@ -56,14 +61,14 @@ def test_no_whole_files_anywhere() -> None:
     versions = lineage("wddd")
     del versions["v1-a"]
     with pytest.raises(StorageError, match=r"v4-a cannot be made: .* down to v2-a"):
-        route(versions["v4-a"], versions.get, lambda manifest: False)
+        route(versions["v4-a"], finder(versions), lambda manifest: False)
 
 
 def test_a_parent_with_another_checksum_ends_the_chain() -> None:
     versions = lineage("wd")
     other = manifest_of("v1-a", [TensorFacts("w", "F32", (), SHA)], [VersionFile("m.safetensors", 1, SHA)], None)
     with pytest.raises(StorageError, match="down to v2-a"):
-        route(versions["v2-a"], {"v1-a": other}.get, lambda manifest: manifest is other)
+        route(versions["v2-a"], finder({"v1-a": other}), lambda manifest: manifest is other)
 
 
 def test_a_parent_that_is_not_older_ends_the_chain() -> None:
@@ -74,4 +79,4 @@ def test_a_parent_that_is_not_older_ends_the_chain() -> None:
     circle = manifest_of("v2-a", child.tensors, None, delta)
     newer = manifest_of("v3-b", child.tensors, None, Delta("v2-a", child.checksum, child.delta.files, 1, 1))
     with pytest.raises(StorageError, match="down to v2-a"):
-        route(circle, {"v3-b": newer, "v2-a": circle}.get, lambda manifest: False)
+        route(circle, finder({"v3-b": newer, "v2-a": circle}), lambda manifest: False)
