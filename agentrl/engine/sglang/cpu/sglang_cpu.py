@@ -11,8 +11,8 @@ from sglang.srt.platforms.cpu import CpuDeviceMixin
 from sglang.srt.platforms.device_mixin import PlatformEnum
 from sglang.srt.platforms.interface import PlatformCapabilities, SRTPlatform
 
-from agentrl.engine.cpu.fast_layers import RotaryAngles, fast_norm, fast_rotary
-from agentrl.engine.cpu.murmur import murmur_hash32
+from agentrl.engine.sglang.cpu.fast_layers import RotaryAngles, fast_norm, fast_rotary
+from agentrl.engine.sglang.cpu.murmur import murmur_hash32
 
 ATTENTION = "torch_native"
 
@@ -73,7 +73,7 @@ def _use_fast_layers() -> None:
     from sglang.srt.layers.layernorm import RMSNorm
     from sglang.srt.layers.rotary_embedding.base import RotaryEmbedding
 
-    from agentrl.engine.cpu.attention_backend import BatchedAttention
+    from agentrl.engine.sglang.cpu.attention_backend import BatchedAttention
 
     angles = RotaryAngles()
     torch_native_backend.TorchNativeAttnBackend = partial(BatchedAttention, angles=angles)

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from agentrl.engine.cpu.batched_attention import attend_last, attend_new, decode_groups, extensions
+from agentrl.engine.sglang.cpu.batched_attention import attend_last, attend_new, decode_groups, extensions
 
 KV_HEADS, SIZE, CACHE_ROWS = 2, 8, 512
 LENGTHS = st.lists(st.integers(1, 90), min_size=1, max_size=6)
@@ -91,7 +91,7 @@ def test_new_tokens_attend_to_their_prefix_and_themselves(
 
 @pytest.mark.parametrize("window", [None, 7])
 def test_results_are_those_of_sglang(window: int | None) -> None:
-    from agentrl.engine.cpu.attention_backend import BatchedAttention
+    from agentrl.engine.sglang.cpu.attention_backend import BatchedAttention
 
     lengths, new = [40, 3, 70], [5, 3, 1]
     cache, backend = paged(lengths), stockless(BatchedAttention)

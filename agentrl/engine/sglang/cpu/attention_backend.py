@@ -7,7 +7,7 @@ from typing import Any
 from sglang.srt.layers.attention.torch_native_backend import TorchNativeAttnBackend
 from torch import Tensor
 
-from agentrl.engine.cpu.batched_attention import (
+from agentrl.engine.sglang.cpu.batched_attention import (
     DecodeGroup,
     Extension,
     attend_last,
@@ -15,7 +15,7 @@ from agentrl.engine.cpu.batched_attention import (
     decode_groups,
     extensions,
 )
-from agentrl.engine.cpu.fast_layers import RotaryAngles
+from agentrl.engine.sglang.cpu.fast_layers import RotaryAngles
 
 
 class BatchedAttention(TorchNativeAttnBackend):  # type: ignore[misc]  # SGLang ships no types

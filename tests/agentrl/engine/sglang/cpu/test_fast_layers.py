@@ -11,7 +11,7 @@ from sglang.srt.layers.layernorm import RMSNorm
 from sglang.srt.layers.rotary_embedding.base import RotaryEmbedding
 from sglang.srt.layers.rotary_embedding.utils import apply_rotary_emb
 
-from agentrl.engine.cpu.fast_layers import RotaryAngles, fast_norm, fast_rotary
+from agentrl.engine.sglang.cpu.fast_layers import RotaryAngles, fast_norm, fast_rotary
 
 WIDTH, HEAD = 12, 8
 
