@@ -22,7 +22,9 @@ class Core:
 
     def __init__(self) -> None:
         self.calls: list[str] = []
-        self.label, self.problem, self.failure, self.clears = "0", None, None, True
+        self.problem: str | None = None
+        self.failure: str | None = None
+        self.label, self.clears = "0", True
 
     async def pause_generation(self, *, mode: str, clear_cache: bool) -> None:
         self.calls.append(f"pause {mode}")
