@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 from collections.abc import AsyncIterator
 from contextlib import closing
 from itertools import count, pairwise
@@ -20,6 +21,7 @@ from agentrl.engine.engine_client import EngineClient, PauseMode
 from agentrl.engine.server_process import Server
 from agentrl.engine.vllm.vllm_client import VLLMClient
 from agentrl.errors import EngineRejected
+from agentrl.rendering import load_renderer
 
 from .reference import Answer, ask, gap, model
 
@@ -61,8 +63,6 @@ async def test_equal_seeds_sample_equal_tokens(client: VLLMClient) -> None:
 
 async def test_a_stop_string_ends_an_answer_with_the_token_that_completes_it(client: VLLMClient, base: Any) -> None:
     free = await ask(client, ANSWER | {"temperature": 0.0})
-    from agentrl.rendering import load_renderer
-
     text = load_renderer(Path(base.config._name_or_path)).decode(free.ids)
     stop = text[2:4]
     found = await ask(client, ANSWER | {"temperature": 0.0, "stop": [stop]})
@@ -116,7 +116,7 @@ async def test_every_token_has_the_version_that_sampled_it(
         seen = len(answers)
         await asyncio.sleep(0.05)
         await publish(client, folder, version, mode)
-        while len(answers) < seen + 2:
+        while len(answers) < seen + 2:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
     for player in players:
         player.cancel()
@@ -143,8 +143,6 @@ def _changed(tiny_model: Path, folder: Path) -> Any:
 
 
 async def test_digests_are_those_of_the_files(client: VLLMClient, tiny_model: Path, tmp_path: Path) -> None:
-    import hashlib
-
     folder = versions(tiny_model, tmp_path)[0]
     await publish(client, folder, 1, "retract")
     (found,) = await client.checksums()
