@@ -30,7 +30,8 @@ import numpy as np
 from proxied import RUN, start_proxy, until_healthy
 
 from agentrl.engine.engine_keys import new_key
-from agentrl.engine.server_process import EngineSpec, free_port, launch
+from agentrl.engine.engine_spec import EngineSpec
+from agentrl.engine.server_process import free_port, launch
 from agentrl.environment import ENGINE_KEY
 from agentrl.models import resolve_model
 

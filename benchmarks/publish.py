@@ -41,7 +41,8 @@ from proxied import launch_proxy, start_proxy, until_healthy
 from agentrl.configs.publish_config import PublishConfig
 from agentrl.configs.trainer_config import LoraConfig
 from agentrl.domain.schemas import VersionState
-from agentrl.engine.server_process import EngineSpec, free_port, launch, pick_device
+from agentrl.engine.engine_spec import EngineSpec
+from agentrl.engine.server_process import free_port, launch, pick_device
 from agentrl.models import resolve_model
 from agentrl.store import Database, events, runs
 from agentrl.store.tables import runs as runs_table

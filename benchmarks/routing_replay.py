@@ -34,8 +34,10 @@ import transformers
 
 from agentrl.domain.experts.routed_experts import RoutedExperts, RouteOrigin, RoutingShape
 from agentrl.domain.schemas import PROMPT_VERSION, TrajectoryTokens
-from agentrl.engine.server_process import EngineSpec, Server, free_port, launch
-from agentrl.engine.sglang_client import EngineClient
+from agentrl.engine.engine_client import EngineClient
+from agentrl.engine.engine_spec import EngineSpec
+from agentrl.engine.server_process import Server, free_port, launch
+from agentrl.engine.sglang.sglang_client import SGLangClient
 from agentrl.models import routing_shape, tiny
 from agentrl.proxy.calls.sampling.routed_rows import RoutedRows
 from agentrl.trainer.distributed import World, join_world
@@ -140,7 +142,7 @@ async def sample(
     prompts = [rng.integers(3, SIZES["vocab_size"], PROMPT_TOKENS).tolist() for _ in range(answers)]
     prompts = [prompts[i - i % 4][: PROMPT_TOKENS // 2] + p[PROMPT_TOKENS // 2 :] for i, p in enumerate(prompts)]
     async with aiohttp.ClientSession() as http, AsyncExitStack() as stack:
-        client = stack.enter_context(closing(EngineClient(server.url, http, key=server.spec.key)))
+        client = stack.enter_context(closing(SGLangClient(server.url, http, key=server.spec.key)))
         begun = asyncio.Event()
         tasks = [asyncio.create_task(answer(client, i, p, shape, begun)) for i, p in enumerate(prompts)]
         if retracts:

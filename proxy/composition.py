@@ -27,8 +27,8 @@ from agentrl.dashboard.dashboard_parts import Dashboard
 from agentrl.dashboard.sign_in import Signer
 from agentrl.domain.schemas import Json
 from agentrl.engine.backends import BACKENDS
+from agentrl.engine.engine_client import EngineClient
 from agentrl.engine.engine_keys import EngineKeys
-from agentrl.engine.sglang_client import EngineClient
 from agentrl.errors import RequestError, StoreError
 from agentrl.proxy.access import keyring
 from agentrl.proxy.access.authentication import Access
@@ -141,7 +141,7 @@ async def running(app: FastAPI, settings: Settings, served: ServedRun) -> AsyncI
     timeout = aiohttp.ClientTimeout(total=None, sock_connect=5)
     connector = aiohttp.TCPConnector(limit=0)
     async with aiohttp.ClientSession(timeout=timeout, connector=connector) as http:
-        client_of = BACKENDS[config.engine.backend]
+        client_of = BACKENDS[config.engine.backend].client
         keys = replace(settings.engine_keys, admin_key=settings.admin_key)
 
         def connect(url: str) -> EngineClient:

@@ -26,7 +26,7 @@ from serving import ENGINE_KEY, serving
 
 from agentrl.engine.prepared.version_host import CacheSpec
 from agentrl.engine.server_process import Server
-from agentrl.engine.sglang_client import EngineClient
+from agentrl.engine.sglang.sglang_client import SGLangClient
 from agentrl.errors import EngineRejected
 from agentrl.models import resolve_model
 from agentrl.store import Database
@@ -163,7 +163,7 @@ def sglang_server_for_adapters(tiny_model: Path, tmp_path_factory: pytest.TempPa
 async def sglang_for_adapters(sglang_server_for_adapters: Server, tiny_model: Path) -> Server:
     """That one with base weights as version 0, without adapters, empty."""
     async with aiohttp.ClientSession() as http:
-        client = EngineClient(sglang_server_for_adapters.url, http, key=ENGINE_KEY)
+        client = SGLangClient(sglang_server_for_adapters.url, http, key=ENGINE_KEY)
         await client.abort_all()
         for name in await client.adapters():
             await client.unload_adapter(name)
@@ -176,7 +176,7 @@ async def sglang_for_adapters(sglang_server_for_adapters: Server, tiny_model: Pa
 async def sglang_engine(sglang_server: Server, tiny_model: Path) -> Server:
     """The real server with base weights as version 0, running, empty; whatever a test before did to it is undone."""
     async with aiohttp.ClientSession() as http:
-        client = EngineClient(sglang_server.url, http)
+        client = SGLangClient(sglang_server.url, http)
         await client.pause("abort")
         async with asyncio.timeout(60):
             while True:

@@ -14,7 +14,8 @@ import aiohttp
 from sqlalchemy import event
 
 from agentrl.configs.publish_config import PublishConfig
-from agentrl.engine.sglang_client import EngineClient
+from agentrl.engine.engine_client import EngineClient
+from agentrl.engine.sglang.sglang_client import SGLangClient
 from agentrl.errors import EngineUnavailable
 from agentrl.proxy.engines.delivery.preparations import Preparations
 from agentrl.proxy.engines.delivery.version_places import VersionPlaces
@@ -43,7 +44,7 @@ class Counts:
         return found
 
 
-class CountedClient(EngineClient):
+class CountedClient(SGLangClient):
     """Counts its requests. Engines in `cut` are not reached."""
 
     counts: Counts

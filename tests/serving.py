@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from agentrl.domain.schemas import VersionState
-from agentrl.engine.server_process import EngineSpec, Server, free_port, launch
+from agentrl.engine.engine_spec import EngineSpec
+from agentrl.engine.server_process import Server, free_port, launch
 from agentrl.store import Database
 from agentrl.store.tables import weight_versions
 

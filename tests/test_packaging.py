@@ -36,7 +36,7 @@ def test_packages_are_the_folders_with_code() -> None:
         "import sys; sys.argv = ['agentrl', '--help']\nfrom agentrl.cli.main import app; app(standalone_mode=False)",
         "import agentrl.proxy",
         "import agentrl.proxy.app",
-        "import agentrl.client, agentrl.rollout, agentrl.engine.sglang_client, agentrl.models, agentrl.store",
+        "import agentrl.client, agentrl.rollout, agentrl.engine.sglang.sglang_client, agentrl.models, agentrl.store",
     ],
     ids=["help", "proxy", "proxy-app", "core"],
 )

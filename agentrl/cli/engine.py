@@ -93,8 +93,9 @@ def engine(
     from agentrl.configs.engine_config import default_dtype
     from agentrl.configs.trainer_config import ALL_LINEAR
     from agentrl.console import Console
+    from agentrl.engine.engine_spec import EngineSpec
     from agentrl.engine.membership import Place
-    from agentrl.engine.server_process import EngineSpec, check_port, free_port, pick_device
+    from agentrl.engine.server_process import check_port, free_port, pick_device
     from agentrl.engine.supervisor import EngineSupervisor, Weights
     from agentrl.environment import ENGINE_KEY, key_from
     from agentrl.launch.engine_specs import engine_spec

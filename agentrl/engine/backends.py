@@ -1,12 +1,34 @@
-"""The engine backends by their name in a configuration (`engine.backend`).
-
-A backend is a client with the methods of `EngineClient`; tests/agentrl/engine/contract/ tests it.
-"""
+"""The engine backends by their name in a configuration (`engine.backend`): a client, and how to start a server."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
 
-from agentrl.engine.sglang_client import EngineClient
+import aiohttp
 
-BACKENDS: Mapping[str, type[EngineClient]] = {"sglang": EngineClient}
+from agentrl.engine.engine_client import EngineClient
+from agentrl.engine.engine_spec import EngineSpec
+from agentrl.engine.sglang import sglang_command
+from agentrl.engine.sglang.sglang_client import SGLangClient
+
+
+class Connect(Protocol):
+    """Makes a client of one server. `http` belongs to the caller."""
+
+    def __call__(self, url: str, http: aiohttp.ClientSession, *, key: str | None = None) -> EngineClient:
+        """A client of the server at `url`, to which it sends `key`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Backend:
+    """A kind of server. tests/agentrl/engine/contract/ tests it."""
+
+    client: Connect
+    argv: Callable[[EngineSpec], list[str]]
+    """The command line. Raises UserError for a specification that the server cannot do."""
+    environment: Callable[[EngineSpec], dict[str, str]]
+
+
+BACKENDS: dict[str, Backend] = {"sglang": Backend(SGLangClient, sglang_command.argv, sglang_command.environment)}

@@ -11,9 +11,10 @@ from typing import Any
 
 import aiohttp
 
+from agentrl.engine.backends import BACKENDS
+from agentrl.engine.engine_client import EngineClient, Health
 from agentrl.engine.engine_keys import derived_key, key_digest
-from agentrl.engine.server_process import EngineSpec
-from agentrl.engine.sglang_client import EngineClient, Health
+from agentrl.engine.engine_spec import EngineSpec
 from agentrl.errors import UserError
 
 log = logging.getLogger(__name__)
@@ -87,7 +88,7 @@ async def member(spec: EngineSpec, place: Place | None) -> AsyncIterator[None]:
         yield
         return
     async with aiohttp.ClientSession() as http:
-        membership = Membership(EngineClient(spec.url, http, key=spec.key), http, place)
+        membership = Membership(BACKENDS[spec.backend].client(spec.url, http, key=spec.key), http, place)
         async with asyncio.TaskGroup() as group:
             keeping = group.create_task(membership.keep())
             try:

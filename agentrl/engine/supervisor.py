@@ -14,8 +14,9 @@ from typing import Protocol
 
 import aiohttp
 
-from agentrl.engine.server_process import EngineSpec, Server, launch
-from agentrl.engine.sglang_client import EngineClient
+from agentrl.engine.backends import BACKENDS
+from agentrl.engine.engine_spec import EngineSpec
+from agentrl.engine.server_process import Server, launch
 from agentrl.errors import EngineUnavailable
 from agentrl.processes.restarts import Backoff
 
@@ -99,5 +100,5 @@ class EngineSupervisor:
     async def _load_weights(self) -> None:
         if self._weights is not None:
             async with aiohttp.ClientSession() as http:
-                client = EngineClient(self.spec.url, http, key=self.spec.key)
+                client = BACKENDS[self.spec.backend].client(self.spec.url, http, key=self.spec.key)
                 await client.update_weights_from_disk(self._weights.path, self._weights.version)

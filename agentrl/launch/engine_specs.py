@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from agentrl.configs.run_config import RunConfig
+from agentrl.engine.engine_spec import EngineSpec
 from agentrl.engine.prepared.version_host import cache_spec
-from agentrl.engine.server_process import EngineSpec, pick_device
+from agentrl.engine.server_process import pick_device
 from agentrl.engine.stored_weights import StoredWeights
 from agentrl.models import routing_shape
 

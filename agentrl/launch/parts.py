@@ -10,6 +10,7 @@ from pathlib import Path
 
 from agentrl.configs.run_config import RunConfig
 from agentrl.engine import server_process
+from agentrl.engine.backends import BACKENDS
 from agentrl.engine.engine_keys import EngineKeys
 from agentrl.environment import ADMIN_KEY, DATABASE_URL, PROXY_URL, RUN_KEY, storage_variables
 from agentrl.launch.engine_specs import engine_spec
@@ -148,8 +149,8 @@ def engines(plan: Plan) -> list[Part]:
         parts.append(
             Part(
                 name=engine_name(index),
-                argv=server_process.argv(spec),
-                env=server_process.environment(spec),
+                argv=BACKENDS[spec.backend].argv(spec),
+                env=BACKENDS[spec.backend].environment(spec),
                 log_file=spec.log_file,
             )
         )

@@ -16,7 +16,7 @@ from typing import Any
 from sqlalchemy import event
 
 from agentrl.configs.run_config import RunConfig
-from agentrl.engine.sglang_client import EngineClient, EngineInfo, PauseMode
+from agentrl.engine.engine_client import EngineClient, EngineInfo, PauseMode
 from agentrl.errors import EngineUnavailable
 from agentrl.proxy.engines.engine_records import EngineRecords
 from agentrl.proxy.engines.engine_state import EngineState

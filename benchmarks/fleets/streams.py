@@ -17,7 +17,8 @@ from statistics import median
 
 import aiohttp
 
-from agentrl.engine.sglang_client import EngineClient
+from agentrl.engine.engine_client import EngineClient
+from agentrl.engine.sglang.sglang_client import SGLangClient
 from agentrl.errors import EngineError
 
 PROMPT, OUTPUT = 32, 256
@@ -70,7 +71,7 @@ async def main(each: int, out: Path, urls: list[str]) -> None:
     with out.open("w") as file:
         async with aiohttp.ClientSession() as http, asyncio.TaskGroup() as group:
             for url in urls:
-                client = EngineClient(url, http)
+                client = SGLangClient(url, http)
                 for seed in range(each):
                     group.create_task(stream(client, seed, numbers, file))
 

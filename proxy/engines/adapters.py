@@ -15,7 +15,8 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from pathlib import Path
 
-from agentrl.engine.sglang_client import BASE, Adapter, EngineClient
+from agentrl.engine.chunks import BASE, Adapter
+from agentrl.engine.engine_client import EngineClient
 from agentrl.errors import EngineError, EngineRejected
 from agentrl.proxy.engines.engine_state import Engine
 from agentrl.versions.weights_folder import version_of

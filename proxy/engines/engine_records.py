@@ -6,7 +6,7 @@ import asyncio
 import time
 from pathlib import Path
 
-from agentrl.engine.sglang_client import BASE, Adapter
+from agentrl.engine.chunks import BASE, Adapter
 from agentrl.errors import EngineError
 from agentrl.models import has_weights
 from agentrl.proxy.engines.engine_state import Engine

@@ -13,7 +13,8 @@ import asyncio
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from agentrl.engine.sglang_client import Adapter, EngineClient, Memory
+from agentrl.engine.chunks import Adapter
+from agentrl.engine.engine_client import EngineClient, Memory
 from agentrl.store.engine_rows import Member
 
 STEP_WEIGHT = 0.1

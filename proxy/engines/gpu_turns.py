@@ -14,7 +14,7 @@ import asyncio
 import time
 
 from agentrl.domain.schemas import Json
-from agentrl.engine.sglang_client import Health
+from agentrl.engine.engine_client import Health
 from agentrl.errors import RequestError
 from agentrl.proxy.engines.engine_state import Engine, EngineState
 from agentrl.proxy.engines.pool import EnginePool

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from agentrl.engine.sglang_client import Memory, PauseMode
+from agentrl.engine.engine_client import Memory, PauseMode
 from agentrl.errors import EngineRejected
 from agentrl.proxy.engines.engine_state import Engine
 from agentrl.proxy.engines.version_delivery import EngineBusy

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from agentrl.domain.schemas import Json
-from agentrl.engine.sglang_client import EngineClient, PauseMode
+from agentrl.engine.engine_client import EngineClient, PauseMode
 from agentrl.errors import EngineDied, EngineError, EngineUnavailable, StoreError
 from agentrl.proxy.engines.adapters import Adapters
 from agentrl.proxy.engines.delivery.catching_up import CatchingUp

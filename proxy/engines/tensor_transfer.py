@@ -20,7 +20,7 @@ from typing import Annotated, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from agentrl.domain.schemas import Json
-from agentrl.engine.sglang_client import EngineClient
+from agentrl.engine.engine_client import EngineClient
 from agentrl.errors import EngineError, EngineRejected
 from agentrl.proxy.recent import Recent
 

@@ -21,7 +21,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 
-from agentrl.engine.sglang_client import BASE, Memory, PauseMode
+from agentrl.engine.chunks import BASE
+from agentrl.engine.engine_client import Memory, PauseMode
 from agentrl.errors import EngineError, EngineUnavailable, StoreError
 from agentrl.proxy.engines.adapters import Adapters
 from agentrl.proxy.engines.delivery.filling import PREPARED, Filling

@@ -6,10 +6,11 @@ import os
 import random
 import signal
 import sys
+from dataclasses import replace
 
 from agentrl.domain.schemas import Json
-from agentrl.engine import server_process
-from agentrl.engine.server_process import EngineSpec
+from agentrl.engine.backends import BACKENDS
+from agentrl.engine.engine_spec import EngineSpec
 from agentrl.environment import ENGINE_KEY
 from agentrl.testing import FakeEngine
 
@@ -28,6 +29,11 @@ def engine_argv(spec: EngineSpec) -> list[str]:
     return [sys.executable, __file__, ENGINE, str(spec.port)]
 
 
+def start_fake_engines() -> None:
+    """Let this process start fake engines in the place of SGLang."""
+    BACKENDS["sglang"] = replace(BACKENDS["sglang"], argv=engine_argv)
+
+
 def main() -> None:
     """Serve as an engine until a signal, or run agentrl."""
     if ENGINE in sys.argv:
@@ -36,7 +42,7 @@ def main() -> None:
         return
     from agentrl.cli.main import main as agentrl
 
-    server_process.argv = engine_argv
+    start_fake_engines()
     agentrl()
 
 

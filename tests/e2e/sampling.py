@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from agentrl.domain.schemas import PROMPT_VERSION, TrajectoryTokens
-from agentrl.engine.sglang_client import EngineClient
+from agentrl.engine.sglang.sglang_client import SGLangClient
 from agentrl.rendering import load_renderer
 from agentrl.trainer.models.policy import Policy
 from agentrl.trainer.packing import Sample, collate, make_units
@@ -27,7 +27,7 @@ async def sampled(url: str, model: Path, temperature: float) -> list[TrajectoryT
     renderer = load_renderer(model)
     found = []
     async with aiohttp.ClientSession() as http, AsyncExitStack() as stack:
-        client = stack.enter_context(closing(EngineClient(url, http)))
+        client = stack.enter_context(closing(SGLangClient(url, http)))
         for i, asked in enumerate(ASKED):
             prompt = renderer.render([{"role": "user", "content": asked}], None)
             params = {"max_new_tokens": 48, "ignore_eos": True, "temperature": temperature}

@@ -27,9 +27,9 @@ from serving import ENGINE_KEY, add_version
 from transformers import AutoModelForCausalLM
 
 from agentrl.domain.schemas import Json
-from agentrl.engine.event_stream import Chunk
+from agentrl.engine.chunks import Chunk
+from agentrl.engine.engine_client import EngineClient
 from agentrl.engine.server_process import Server, free_port
-from agentrl.engine.sglang_client import EngineClient
 from agentrl.store import Database, events, runs
 from agentrl.store.audit import run_audit
 from agentrl.testing import END_OF_TURN

@@ -14,7 +14,7 @@ from serving import ENGINE_KEY, serving
 
 from agentrl.configs.publish_config import StorageConfig
 from agentrl.engine.server_process import Server
-from agentrl.engine.sglang_client import EngineClient
+from agentrl.engine.sglang.sglang_client import SGLangClient
 from agentrl.engine.stored_weights import StoredWeights
 from agentrl.errors import EngineRejected
 from agentrl.storage import stored_folders
@@ -48,7 +48,7 @@ async def test_a_version_is_loaded_from_the_storage(engine: Server, tiny_model: 
     shutil.copy(tiny_model / TENSORS, version)
     shutil.copy(tiny_model / "config.json", version)
     async with aiohttp.ClientSession() as http:
-        client = EngineClient(engine.url, http, key=ENGINE_KEY)
+        client = SGLangClient(engine.url, http, key=ENGINE_KEY)
         with pytest.raises(EngineRejected, match=f"has no folder of {NAME}, and: {URL}/{NAME} has no MANIFEST"):
             await client.update_weights_from_disk(f"/not/here/{NAME}", 3)
         stored_folders.upload(ObjectStore(URL), version, NAME)

@@ -25,8 +25,10 @@ from serving import add_version, serving
 from agentrl.configs.publish_config import PublishConfig
 from agentrl.configs.trainer_config import LoraConfig
 from agentrl.domain.schemas import Json, TrajectoryTokens
-from agentrl.engine.server_process import EngineSpec, Server, free_port, launch
-from agentrl.engine.sglang_client import EngineClient
+from agentrl.engine.engine_client import EngineClient
+from agentrl.engine.engine_spec import EngineSpec
+from agentrl.engine.server_process import Server, free_port, launch
+from agentrl.engine.sglang.sglang_client import SGLangClient
 from agentrl.store import Database, events
 from agentrl.trainer.distributed import World
 from agentrl.trainer.models.policy import Policy
@@ -140,7 +142,7 @@ async def serves(run: Run, version: int, policy: Policy) -> None:
     """The engines report the version, and score by these weights."""
     for url in run.engines:
         async with aiohttp.ClientSession() as http:
-            client = EngineClient(url, http)
+            client = SGLangClient(url, http)
             assert (await client.model_info()).weight_version == version
             assert not await client.paused()
         assert gaps(policy, await sampled(url, run.base, 1.0)).mean() <= CLOSE
@@ -148,7 +150,7 @@ async def serves(run: Run, version: int, policy: Policy) -> None:
 
 async def digests(run: Run) -> dict[str, str]:
     async with aiohttp.ClientSession() as http:
-        (found,) = await EngineClient(run.engine, http).checksums()
+        (found,) = await SGLangClient(run.engine, http).checksums()
     return found
 
 

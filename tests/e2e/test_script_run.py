@@ -22,8 +22,7 @@ LAUNCHER = """
 import runpy, sys
 sys.path.insert(0, {folder!r})
 import fake_engine_run
-from agentrl.engine import server_process
-server_process.argv = fake_engine_run.engine_argv
+fake_engine_run.start_fake_engines()
 sys.argv = ["digits.py"]
 runpy.run_path("digits.py", run_name="__main__")
 """

@@ -19,7 +19,7 @@ from agentrl.configs.config_files import validated
 from agentrl.configs.tuning_config import AnyConfig, DpoConfig, SftConfig
 from agentrl.domain.schemas import TrajectoryTokens
 from agentrl.engine.server_process import Server
-from agentrl.engine.sglang_client import EngineClient
+from agentrl.engine.sglang.sglang_client import SGLangClient
 from agentrl.trainer.checkpoints import checkpoint_folders, checkpoint_reader
 from agentrl.trainer.checkpoints.checkpoint import CHECKPOINTS
 from agentrl.trainer.distributed import World
@@ -81,7 +81,7 @@ async def test_sglang_and_transformers_compute_what_the_trainer_does(
     folder, policy = runs[kind]
     if kind != "sft":
         async with aiohttp.ClientSession() as http:
-            await EngineClient(server.url, http).update_weights_from_disk(folder, 1)
+            await SGLangClient(server.url, http).update_weights_from_disk(folder, 1)
     found = await sampled(server.url, folder, 1.0)
     assert gaps(policy, found).mean() <= CLOSE
     others = [other for name, (_, other) in runs.items() if name != kind]

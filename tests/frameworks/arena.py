@@ -19,8 +19,9 @@ from run_records import create_run
 from sqlalchemy import select
 
 from agentrl.domain.schemas import Json, TrajectoryTokens
+from agentrl.engine.chunks import Chunk
+from agentrl.engine.engine_client import EngineClient
 from agentrl.engine.server_process import free_port
-from agentrl.engine.sglang_client import Chunk, EngineClient
 from agentrl.proxy.app import Settings, create_app
 from agentrl.store import Database
 from agentrl.store.tables import trajectories as trajectory_rows

@@ -17,7 +17,7 @@ import caller
 from arena import Arena, serve
 
 from agentrl.engine.server_process import Server
-from agentrl.engine.sglang_client import EngineClient
+from agentrl.engine.sglang.sglang_client import SGLangClient
 
 PYTHON_OF_FRAMEWORKS = Path(__file__).parents[2] / ".venv-agents" / "bin" / "python"
 
@@ -54,7 +54,7 @@ def arena(python: Path, sglang_server: Server, caller_model: Path, databases: Da
 
 async def load_weights(engine_url: str, folder: Path) -> None:
     async with aiohttp.ClientSession() as http:
-        client = EngineClient(engine_url, http)
+        client = SGLangClient(engine_url, http)
         await client.pause("abort")
         await client.update_weights_from_disk(folder, 0)
         await client.continue_generation()

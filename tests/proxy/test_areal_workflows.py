@@ -30,7 +30,7 @@ from agentrl.areal import (
     workflow_context,
 )
 from agentrl.client import AsyncClient
-from agentrl.engine.sglang_client import EngineClient
+from agentrl.engine.sglang.sglang_client import SGLangClient
 from agentrl.errors import UserError
 from agentrl.rollout.agent import Agent
 from agentrl.rollout.episode import Outcome, play
@@ -156,7 +156,7 @@ async def test_real_sglang_gives_both_the_same_greedy_tokens(real_proxy: Any) ->
         aiohttp.ClientSession() as http,
     ):
         for agent, session in zip(agents, real_proxy.post("/groups").json()["sessions"], strict=True):
-            await EngineClient(real_proxy.engine.url, http).flush_cache()  # a cached prompt is computed in other shapes
+            await SGLangClient(real_proxy.engine.url, http).flush_cache()  # a cached prompt is computed in other shapes
             outcome = await episode(client, agent, task, session)
             assert (outcome.error, outcome.reward) == (None, 1.0)
     check_equal_trajectories(real_proxy)

@@ -11,12 +11,13 @@ import orjson
 
 from agentrl.domain.schemas import Json
 from agentrl.engine.engine_keys import authorization
-from agentrl.engine.event_stream import LONGEST_ENGINE_MESSAGE
 from agentrl.errors import EngineError, EngineRejected, EngineUnavailable
 
 CONTROL_TIMEOUT_S = 120.0
 """How long a request other than `generate` may take."""
 CONNECT_S = 10.0
+LONGEST_ENGINE_MESSAGE = 500
+"""Maximum characters of an engine's message to pass on."""
 
 
 class ControlRequests:

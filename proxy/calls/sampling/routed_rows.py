@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from agentrl.domain.experts.routed_experts import CallRouting, RoutedExperts, RoutingShape, mark_recomputed
-from agentrl.engine.event_stream import Chunk, unpacked_experts
+from agentrl.engine.chunks import Chunk, unpacked_experts
 from agentrl.errors import EngineError
 
 

@@ -15,7 +15,7 @@ import time
 from dataclasses import dataclass, field, replace
 
 from agentrl.domain.schemas import VersionSpan
-from agentrl.engine.sglang_client import Chunk
+from agentrl.engine.chunks import Chunk
 from agentrl.errors import EngineError, EngineUnavailable
 from agentrl.proxy.calls.sampling.routed_rows import RoutedRows
 from agentrl.proxy.dialects.model_answer import Tokens, TopLogprobs

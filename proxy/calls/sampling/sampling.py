@@ -22,7 +22,7 @@ from enum import Enum, auto
 from agentrl.domain.experts.routed_experts import RoutingShape
 from agentrl.domain.schemas import Json
 from agentrl.domain.tokens import TokenIds
-from agentrl.engine.sglang_client import EngineClient
+from agentrl.engine.engine_client import EngineClient
 from agentrl.errors import EngineError, EngineRejected, EngineUnavailable, RequestError
 from agentrl.proxy.calls.sampling.engine_params import resumable
 from agentrl.proxy.calls.sampling.routed_rows import RoutedRows

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
-from agentrl.engine.sglang_client import EngineClient, Memory
+from agentrl.engine.engine_client import EngineClient, Memory
 from agentrl.errors import EngineError, EngineRejected, EngineUnavailable
 from agentrl.proxy.engines.engine_state import Engine
 from agentrl.proxy.engines.tensor_transfer import close_open_update, verify

@@ -15,8 +15,10 @@ from adapters import write_adapter
 from serving import ENGINE_KEY
 
 from agentrl.domain.schemas import Json, VersionSpan
+from agentrl.engine.chunks import Adapter, Chunk
+from agentrl.engine.engine_client import EngineClient
 from agentrl.engine.server_process import Server
-from agentrl.engine.sglang_client import Adapter, Chunk, EngineClient
+from agentrl.engine.sglang.sglang_client import SGLangClient
 from agentrl.errors import EngineRejected, EngineUnavailable
 from agentrl.testing import FakeEngine
 
@@ -43,7 +45,7 @@ def url(request: pytest.FixtureRequest) -> Iterator[str]:
 @pytest.fixture
 async def client(url: str) -> AsyncIterator[EngineClient]:
     async with aiohttp.ClientSession() as http:
-        client = EngineClient(url, http, key=ENGINE_KEY)
+        client = SGLangClient(url, http, key=ENGINE_KEY)
         yield client
         client.close()
 

@@ -14,11 +14,12 @@ from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 from starlette.testclient import TestClient
 
-from agentrl.engine import keyed_sglang
+from agentrl.engine.engine_client import Health
 from agentrl.engine.engine_keys import EngineKeys, authorization, derived_key, key_digest, new_key
-from agentrl.engine.keyed_sglang import guard
 from agentrl.engine.prepared.version_host import VersionHost
-from agentrl.engine.sglang_client import EngineClient, Health
+from agentrl.engine.sglang import keyed_sglang
+from agentrl.engine.sglang.keyed_sglang import guard
+from agentrl.engine.sglang.sglang_client import SGLangClient
 from agentrl.environment import ENGINE_KEY, ENGINE_KEYS, key_from
 from agentrl.errors import ConfigError, EngineError
 from agentrl.testing import FakeEngine
@@ -72,7 +73,7 @@ def test_a_key_is_sent_in_the_authorization_header() -> None:
 async def test_a_client_sends_its_key_with_every_request() -> None:
     with FakeEngine(key="abc") as engine:
         async with aiohttp.ClientSession() as http:
-            without, with_it = EngineClient(engine.url, http), EngineClient(engine.url, http, key="abc")
+            without, with_it = SGLangClient(engine.url, http), SGLangClient(engine.url, http, key="abc")
             assert await without.health() is Health.SERVING  # which is open
             for forbidden in (without.model_info, without.pause, without.flush_cache):
                 with pytest.raises(EngineError, match="401"):

@@ -5,13 +5,11 @@ from __future__ import annotations
 import json
 import socket
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from agentrl.configs.run_config import RunConfig
 from agentrl.engine import server_process
-from agentrl.engine.server_process import EngineSpec
 from agentrl.errors import ModelFolderError, UserError
 from agentrl.launch.engine_specs import engine_spec
 
@@ -52,32 +50,6 @@ def test_a_port_in_use_is_not_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_an_address_of_another_host_is_refused_at_once() -> None:
     with pytest.raises(UserError, match=r"cannot listen on 192\.0\.2\.1"):
         server_process.free_port("192.0.2.1")
-
-
-def test_room_for_adapters_is_made_at_the_start(tiny_model: Path, tmp_path: Path) -> None:
-    def options(**settings: Any) -> list[str]:
-        argv = server_process.argv(EngineSpec(model=tiny_model, port=1, log_file=tmp_path / "log", **settings))
-        return [argument for argument in argv if "lora" in argument or argument.endswith("_proj")]
-
-    assert options() == []
-    rank = ["--max-lora-rank", "--lora-backend", "--enable-lora", "--lora-target-modules"]
-    assert options(lora_rank=4, lora_targets=("self_attn.q_proj", "o_proj")) == [*rank, "o_proj", "q_proj"]
-    on_gpu = options(lora_rank=4, device="cuda")  # SGLang's own choice of a backend
-    assert on_gpu[:4] == ["--max-lora-rank", "--enable-lora", "--lora-target-modules", "down_proj"]
-
-
-def test_a_seed_reaches_the_server(tiny_model: Path, tmp_path: Path) -> None:
-    def seed(**settings: Any) -> list[str]:
-        argv = server_process.argv(EngineSpec(model=tiny_model, port=1, log_file=tmp_path / "log", **settings))
-        return argv[argv.index("--random-seed") :][:2] if "--random-seed" in argv else []
-
-    assert (seed(), seed(seed=0), seed(seed=7)) == ([], ["--random-seed", "0"], ["--random-seed", "7"])
-
-
-def test_a_server_reports_experts_where_it_is_asked_to(tiny_model: Path, tmp_path: Path) -> None:
-    for asked in (False, True):
-        spec = EngineSpec(model=tiny_model, port=1, log_file=tmp_path / "log", routed_experts=asked)
-        assert ("--enable-return-routed-experts" in server_process.argv(spec)) == asked
 
 
 def test_a_run_that_replays_routing_asks_its_engines_for_experts(tiny_model: Path, tmp_path: Path) -> None:

@@ -17,9 +17,9 @@ from starlette.testclient import TestClient
 from agentrl.configs.config_files import parse_config
 from agentrl.configs.publish_config import StorageConfig
 from agentrl.engine import stored_weights
-from agentrl.engine.keyed_sglang import guard
 from agentrl.engine.prepared.version_host import VersionHost
-from agentrl.engine.server_process import environment
+from agentrl.engine.sglang.keyed_sglang import guard
+from agentrl.engine.sglang.sglang_command import environment
 from agentrl.engine.stored_weights import STORED_WEIGHTS, StoredWeights
 from agentrl.launch.engine_specs import engine_spec
 from agentrl.storage import object_store, stored_folders

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import signal
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +14,10 @@ import psutil
 import pytest
 
 from agentrl.engine import server_process
-from agentrl.engine.server_process import EngineSpec, Server, free_port
+from agentrl.engine.backends import BACKENDS
+from agentrl.engine.engine_spec import EngineSpec
+from agentrl.engine.server_process import Server, free_port
+from agentrl.engine.sglang.sglang_client import SGLangClient
 from agentrl.engine.supervisor import MAX_QUICK_DEATHS, EngineSupervisor, Weights
 from agentrl.errors import EngineUnavailable, ModelFolderError, UserError
 
@@ -48,9 +50,14 @@ def spec(tmp_path: Path) -> EngineSpec:
     return EngineSpec(model=model, port=free_port(), log_file=tmp_path / "engine.log")
 
 
+def start_by(monkeypatch: pytest.MonkeyPatch, argv: Callable[[EngineSpec], list[str]]) -> None:
+    """Start another program in the place of SGLang."""
+    monkeypatch.setitem(BACKENDS, "sglang", replace(BACKENDS["sglang"], argv=argv))
+
+
 @pytest.fixture
 def stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server_process, "argv", lambda spec: [sys.executable, "-c", SERVE, str(spec.port)])
+    start_by(monkeypatch, lambda spec: [sys.executable, "-c", SERVE, str(spec.port)])
 
 
 FOLLOWER = """
@@ -70,7 +77,7 @@ HTTPServer(("127.0.0.1", int(sys.argv[1])), Health).serve_forever()
 async def test_a_server_on_a_host_other_than_the_first_serves_only_its_health(
     spec: EngineSpec, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(server_process, "argv", lambda spec: [sys.executable, "-c", FOLLOWER, str(spec.port)])
+    start_by(monkeypatch, lambda spec: [sys.executable, "-c", FOLLOWER, str(spec.port)])
     news = Recorder()
     place = {"tensor": 2, "hosts": 2, "host_rank": 1, "leader": "127.0.0.1:1"}
     async with running(EngineSupervisor(replace(spec, **place), news, restarts=False)) as task:
@@ -115,22 +122,18 @@ async def test_a_server_that_dies_is_restarted_and_none_is_left_behind(
 async def test_weights_are_loaded_before_it_counts_as_serving(spec: EngineSpec) -> None:
     import aiohttp
 
-    from agentrl.engine.sglang_client import EngineClient
-
     news = Recorder()
     async with running(EngineSupervisor(spec, news, weights=Weights(path=spec.model, version=4))):
         served = await news.served.get()
         async with aiohttp.ClientSession() as http:
-            assert (await EngineClient(served.url, http).model_info()).weight_version == 4
+            assert (await SGLangClient(served.url, http).model_info()).weight_version == 4
 
 
 async def test_the_supervisor_gives_up_after_quick_deaths_and_shows_the_log(
     spec: EngineSpec, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("agentrl.processes.restarts.BACKOFF_FIRST_S", 0.0)
-    monkeypatch.setattr(
-        server_process, "argv", lambda spec: [sys.executable, "-c", "raise SystemExit('no such kernel')"]
-    )
+    start_by(monkeypatch, lambda spec: [sys.executable, "-c", "raise SystemExit('no such kernel')"])
     news = Recorder()
     with pytest.raises(EngineUnavailable, match="no such kernel"):
         await EngineSupervisor(spec, news).run()
@@ -140,7 +143,7 @@ async def test_the_supervisor_gives_up_after_quick_deaths_and_shows_the_log(
 async def test_a_server_that_is_not_healthy_in_time_is_stopped(
     spec: EngineSpec, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(server_process, "argv", lambda spec: [sys.executable, "-c", "import time; time.sleep(600)"])
+    start_by(monkeypatch, lambda spec: [sys.executable, "-c", "import time; time.sleep(600)"])
     late = server_process.launch(spec)
     with pytest.raises(EngineUnavailable, match="not healthy after"):
         await late.wait_healthy(timeout_s=0.1)
@@ -156,23 +159,3 @@ def test_launch_refuses_a_port_in_use_and_a_model_that_is_not_there(spec: Engine
         server_process.launch(spec)
     with pytest.raises(ModelFolderError, match="does not exist"):
         server_process.launch(dataclasses.replace(spec, model=tmp_path / "absent"))
-
-
-def test_argv_serves_base_weights_under_a_number_and_lets_extra_arguments_win(spec: EngineSpec) -> None:
-    import dataclasses
-
-    line = server_process.argv(dataclasses.replace(spec, extra_args=("--max-total-tokens", "99")))
-    assert line[line.index("--weight-version") + 1] == "0"
-    assert "--incremental-streaming-output" in line
-    assert line[-2:] == ["--max-total-tokens", "99"]
-    assert "--attention-backend" not in server_process.argv(dataclasses.replace(spec, device="cuda"))
-    assert "--enable-fp32-lm-head" not in line
-    assert "--enable-fp32-lm-head" in server_process.argv(dataclasses.replace(spec, dtype="bfloat16"))
-
-
-def test_environment_is_offline_and_leaves_ours_alone(spec: EngineSpec) -> None:
-    before = dict(os.environ)
-    env = server_process.environment(spec)
-    assert env["HF_HUB_OFFLINE"] == "1"
-    assert "SGLANG_USE_CPU_ENGINE" not in env
-    assert dict(os.environ) == before

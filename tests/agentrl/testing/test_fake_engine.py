@@ -11,7 +11,9 @@ import aiohttp
 import pytest
 
 from agentrl.domain.schemas import VersionSpan
-from agentrl.engine.sglang_client import Chunk, EngineClient, Health
+from agentrl.engine.chunks import Chunk
+from agentrl.engine.engine_client import EngineClient, Health
+from agentrl.engine.sglang.sglang_client import SGLangClient
 from agentrl.errors import EngineDied, EngineUnavailable
 from agentrl.testing import FakeEngine, Reply, spans_of
 
@@ -19,7 +21,7 @@ from agentrl.testing import FakeEngine, Reply, spans_of
 @pytest.fixture
 async def client(fake_engine: FakeEngine) -> AsyncIterator[EngineClient]:
     async with aiohttp.ClientSession() as http:
-        made = EngineClient(fake_engine.url, http)
+        made = SGLangClient(fake_engine.url, http)
         yield made
         made.close()
 
@@ -109,7 +111,7 @@ async def test_the_fake_engine_restarts_with_base_weights(
 async def test_ids_out_of_vocabulary_kill_the_fake_engine_as_they_kill_sglang() -> None:
     with FakeEngine(vocab_size=100) as engine:
         async with aiohttp.ClientSession() as http:
-            with closing(EngineClient(engine.url, http)) as client:
+            with closing(SGLangClient(engine.url, http)) as client:
                 with pytest.raises(EngineUnavailable):
                     await sample(client, [100])
                 with pytest.raises(EngineUnavailable):

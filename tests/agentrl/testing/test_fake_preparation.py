@@ -15,7 +15,8 @@ import pytest
 from version_folders import read_tensors, tensors, write_version
 
 from agentrl.engine.control.preparation import UNDEFINED, Order, Preparation, PreparationState
-from agentrl.engine.sglang_client import EngineClient, Health
+from agentrl.engine.engine_client import EngineClient, Health
+from agentrl.engine.sglang.sglang_client import SGLangClient
 from agentrl.errors import CannotPrepare, EngineError, EngineUnavailable, NotPrepared
 from agentrl.testing import FakeEngine
 
@@ -31,7 +32,7 @@ async def engine(tmp_path: Path) -> AsyncIterator[FakeEngine]:
 @pytest.fixture
 async def client(engine: FakeEngine) -> AsyncIterator[EngineClient]:
     async with aiohttp.ClientSession() as http:
-        with closing(EngineClient(engine.url, http)) as made:
+        with closing(SGLangClient(engine.url, http)) as made:
             yield made
 
 
@@ -72,7 +73,7 @@ async def test_digests_are_those_of_the_tensors(client: EngineClient, orders: li
 
 async def test_an_engine_without_a_cache_cannot_prepare(fake_engine: FakeEngine, orders: list[Order]) -> None:
     async with aiohttp.ClientSession() as http:
-        client = EngineClient(fake_engine.url, http)
+        client = SGLangClient(fake_engine.url, http)
         assert await client.preparation() is None
         with pytest.raises(CannotPrepare):
             await client.prepare(orders[0])

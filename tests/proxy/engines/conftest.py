@@ -14,7 +14,7 @@ from replica_fleet import ReplicaFleet
 from run_records import create_run
 
 from agentrl.configs.run_config import RunConfig
-from agentrl.engine.sglang_client import EngineClient
+from agentrl.engine.sglang.sglang_client import SGLangClient
 from agentrl.proxy.engines import pool as pools
 from agentrl.proxy.engines.pool import EnginePool
 from agentrl.store import Database
@@ -58,7 +58,7 @@ async def make(http: aiohttp.ClientSession, store: Store) -> AsyncIterator[Calla
     with ExitStack() as stack:
 
         def build(*urls: str) -> EnginePool:
-            clients = [stack.enter_context(closing(EngineClient(url, http))) for url in urls]
+            clients = [stack.enter_context(closing(SGLangClient(url, http))) for url in urls]
             return EnginePool(clients, store)
 
         yield build

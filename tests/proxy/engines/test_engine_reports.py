@@ -11,7 +11,7 @@ import pytest
 from replica_fleet import ReplicaFleet
 from serving import add_version
 
-from agentrl.engine.sglang_client import Adapter
+from agentrl.engine.chunks import Adapter
 from agentrl.proxy.engines import engine_reports
 from agentrl.proxy.engines import pool as pools
 from agentrl.proxy.engines.adapters import Adapters

@@ -15,7 +15,7 @@ from sqlalchemy import select
 from agentrl.engine.engine_keys import derived_key, key_digest
 from agentrl.engine.membership import Membership, Place
 from agentrl.engine.server_process import free_port
-from agentrl.engine.sglang_client import EngineClient
+from agentrl.engine.sglang.sglang_client import SGLangClient
 from agentrl.errors import UserError
 from agentrl.store.tables import engines
 from agentrl.testing import FakeEngine, Reply
@@ -155,7 +155,7 @@ def test_a_key_derived_from_another_admin_key_is_refused(proxy):
 async def test_an_engine_keeps_its_place_and_leaves_it(proxy, until):
     with FakeEngine() as engine:
         async with aiohttp.ClientSession() as http:
-            client = EngineClient(engine.url, http)
+            client = SGLangClient(engine.url, http)
             engine.key = derived_key("admin-key", engine.url)
             membership = Membership(client, http, Place(proxy.url, "admin-key", engine.url, has_own_key=True))
             keeping = asyncio.create_task(membership.keep())
@@ -170,6 +170,6 @@ async def test_an_engine_keeps_its_place_and_leaves_it(proxy, until):
 async def test_a_proxy_that_refuses_an_engine_ends_the_attempt(proxy):
     with FakeEngine() as engine:
         async with aiohttp.ClientSession() as http:
-            client = EngineClient(engine.url, http)
+            client = SGLangClient(engine.url, http)
             with pytest.raises(UserError, match=f"{proxy.url} refused {engine.url}"):
                 await Membership(client, http, Place(proxy.url, "wrong", engine.url)).keep()

@@ -11,7 +11,7 @@ from contextlib import suppress
 import aiohttp
 import pytest
 
-from agentrl.engine.sglang_client import EngineClient
+from agentrl.engine.sglang.sglang_client import SGLangClient
 from agentrl.errors import EngineUnavailable
 from agentrl.proxy.engines import pool as pools
 from agentrl.proxy.engines import updates
@@ -189,7 +189,7 @@ async def test_an_observation_from_before_an_update_does_not_replace_the_update(
 ) -> None:
     """It records late: the engine was paused when it asked, and another replica has continued it since."""
     store.pending = {1}
-    client = EngineClient(fakes[0].url, http)
+    client = SGLangClient(fakes[0].url, http)
     slow = EnginePool([client], store)
     await slow.probe(slow.engines[0])
     with monkeypatch.context() as patch:

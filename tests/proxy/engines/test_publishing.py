@@ -14,7 +14,7 @@ from serving import add_version
 
 from agentrl.configs.run_config import RunConfig
 from agentrl.domain.schemas import VersionState
-from agentrl.engine.sglang_client import EngineClient
+from agentrl.engine.engine_client import EngineClient
 from agentrl.errors import FencedError, StoreError
 from agentrl.proxy.engines import publishing
 from agentrl.proxy.engines.delivery.wave_run import Pace

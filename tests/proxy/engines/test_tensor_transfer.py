@@ -13,7 +13,7 @@ from serving import add_version
 
 from agentrl.configs.publish_config import PublishConfig
 from agentrl.domain.schemas import Json
-from agentrl.engine.sglang_client import EngineClient
+from agentrl.engine.sglang.sglang_client import SGLangClient
 from agentrl.errors import EngineError
 from agentrl.proxy.engines.tensor_transfer import Transfer, verify
 from agentrl.store import events
@@ -194,7 +194,7 @@ def test_an_engine_that_cannot_take_handles_reads_the_folder(proxy: Any, tmp_pat
 
 async def test_without_digests_nothing_is_compared(fake_engine: FakeEngine) -> None:
     async with aiohttp.ClientSession() as http:
-        client = EngineClient(fake_engine.url, http)
+        client = SGLangClient(fake_engine.url, http)
         fake_engine.digests = {"a": "1"}
         assert await verify(client, {"a": "1"}) == 1
         with pytest.raises(EngineError, match="a has digest 1, not 2"):

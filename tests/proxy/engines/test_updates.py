@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from agentrl.engine.sglang_client import EngineClient
+from agentrl.engine.engine_client import EngineClient
 from agentrl.errors import EngineError, EngineUnavailable, StoreError
 from agentrl.proxy.engines import updates
 from agentrl.proxy.engines.engine_state import Engine

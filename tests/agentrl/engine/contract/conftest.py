@@ -11,8 +11,8 @@ import pytest
 
 from agentrl.domain.schemas import Json
 from agentrl.engine.backends import BACKENDS
+from agentrl.engine.engine_client import EngineClient
 from agentrl.engine.server_process import Server
-from agentrl.engine.sglang_client import EngineClient
 from agentrl.testing import FakeEngine
 
 from .servers import SERVERS
@@ -38,7 +38,7 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
 
 @pytest.fixture
 async def client(request: pytest.FixtureRequest, url: str) -> AsyncIterator[EngineClient]:
-    kind = BACKENDS[SERVERS[request.node.callspec.params["url"]]]
+    kind = BACKENDS[SERVERS[request.node.callspec.params["url"]]].client
     async with aiohttp.ClientSession() as http:
         with closing(kind(url, http)) as client:
             yield client

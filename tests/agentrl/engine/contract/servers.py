@@ -5,7 +5,8 @@ from __future__ import annotations
 import uuid
 
 from agentrl.domain.schemas import Json
-from agentrl.engine.sglang_client import Chunk, EngineClient
+from agentrl.engine.chunks import Chunk
+from agentrl.engine.engine_client import EngineClient
 
 # <|im_start|>user\nabcd<|im_end|>\n<|im_start|>assistant\n with the tiny model's byte tokens
 PROMPT = [1, 87, 85, 71, 84, 201, 67, 68, 69, 70, 2, 201, 1, 67, 85, 85, 75, 85, 86, 67, 80, 86, 201]

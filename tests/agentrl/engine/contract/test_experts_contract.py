@@ -14,8 +14,9 @@ from serving import serving
 
 from agentrl.domain.experts.routed_experts import RoutedExperts, RouteOrigin, RoutingShape
 from agentrl.domain.schemas import Json
-from agentrl.engine.event_stream import unpacked_experts
-from agentrl.engine.sglang_client import Chunk, EngineClient
+from agentrl.engine.chunks import Chunk, unpacked_experts
+from agentrl.engine.engine_client import EngineClient
+from agentrl.engine.sglang.sglang_client import SGLangClient
 from agentrl.models import routing_shape
 from agentrl.testing import FakeEngine
 
@@ -45,7 +46,7 @@ def mixture_url(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPat
 @pytest.fixture
 async def mixture(mixture_url: str) -> AsyncIterator[EngineClient]:
     async with aiohttp.ClientSession() as http:
-        with closing(EngineClient(mixture_url, http)) as client:
+        with closing(SGLangClient(mixture_url, http)) as client:
             yield client
 
 

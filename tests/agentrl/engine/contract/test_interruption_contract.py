@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from agentrl.domain.schemas import VersionSpan
-from agentrl.engine.sglang_client import EngineClient, Health
+from agentrl.engine.engine_client import EngineClient, Health
 from agentrl.errors import EngineError, EngineUnavailable
 
 from .servers import LONG, PROMPT, collect, n_tokens, rid

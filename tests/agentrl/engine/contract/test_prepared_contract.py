@@ -14,8 +14,10 @@ import pytest
 from version_folders import Tensors, Values, changed, write_version
 
 from agentrl.domain.schemas import Json, VersionSpan
+from agentrl.engine.chunks import Chunk
 from agentrl.engine.control.preparation import Order, Preparation, PreparationState
-from agentrl.engine.sglang_client import Chunk, EngineClient, Health
+from agentrl.engine.engine_client import EngineClient, Health
+from agentrl.engine.sglang.sglang_client import SGLangClient
 from agentrl.errors import EngineRejected, NotPrepared
 from agentrl.testing import FakeEngine
 from agentrl.versions.read_tokens import read_token
@@ -267,7 +269,7 @@ async def test_a_host_reads_a_version_from_one_that_has_it(
     token = read_token("", "v1-a", int(time.time()) + 60)
     source = {"kind": "http", "url": f"{client.url}/agentrl/versions", "token": token}
     async with aiohttp.ClientSession() as http:
-        other = EngineClient(peer.url, http)
+        other = SGLangClient(peer.url, http)
         found = await prepared(other, run.order(1, digests=True, **source))
         assert found.bytes >= sum(file.size_bytes for file in run.manifests[0].whole or ())
         (digests,) = await other.prepared_digests("v1-a")

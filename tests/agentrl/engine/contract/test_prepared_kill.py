@@ -17,9 +17,10 @@ from serving import serving
 from version_folders import changed, write_version
 
 from agentrl.engine.control.preparation import Order, PreparationState
+from agentrl.engine.engine_client import Health
 from agentrl.engine.prepared.version_host import CacheSpec
 from agentrl.engine.server_process import Server
-from agentrl.engine.sglang_client import EngineClient, Health
+from agentrl.engine.sglang.sglang_client import SGLangClient
 
 from .test_prepared_contract import ended, prepared, swapped, tensors_of
 
@@ -57,7 +58,7 @@ async def killed_while_fetching(server: Server, weights: Path, order: Order) -> 
     app.router.add_get("/{name}/{file}", host.file)
     async with TestServer(app) as stalling, aiohttp.ClientSession() as http:
         source = {"kind": "http", "url": str(stalling.make_url("")).rstrip("/"), "token": "t"}
-        client = EngineClient(server.url, http)
+        client = SGLangClient(server.url, http)
         await client.prepare(order.model_copy(update={"sources": [source]}))
         await asyncio.wait_for(host.stalled.wait(), 60)
         kill(server)
@@ -66,7 +67,7 @@ async def killed_while_fetching(server: Server, weights: Path, order: Order) -> 
 
 async def serves_the_version(server: Server, order: Order) -> None:
     async with aiohttp.ClientSession() as http:
-        client = EngineClient(server.url, http)
+        client = SGLangClient(server.url, http)
         assert (await client.model_info()).weight_version == 0
         await client.prepare(order.model_copy(update={"sources": [{"kind": "folder", "root": "/absent"}]}))
         assert (await ended(client)).state is PreparationState.FAILED

@@ -16,10 +16,11 @@ import pytest
 
 from agentrl.domain.schemas import Json
 from agentrl.engine.backends import BACKENDS
+from agentrl.engine.engine_client import EngineClient, Health
 from agentrl.engine.grammars import MAX_ENUM, MAX_LENGTH, MAX_NUMBER, MAX_PROPERTIES
 from agentrl.engine.sampling_params import MAX_STOP_CHARS, NUMBERS, ParamRefused, check
 from agentrl.engine.server_process import Server
-from agentrl.engine.sglang_client import EngineClient, Health
+from agentrl.engine.sglang.sglang_client import SGLangClient
 from agentrl.errors import EngineRejected
 from agentrl.rendering import load_renderer
 
@@ -85,7 +86,7 @@ async def test_a_structural_tag_binds_what_is_sampled(sglang_engine: Server, tin
     ]
     tag = json.dumps({"type": "structural_tag", "format": {"type": "sequence", "elements": elements}})
     async with aiohttp.ClientSession() as http:
-        with closing(EngineClient(sglang_engine.url, http, key=sglang_engine.spec.key)) as client:
+        with closing(SGLangClient(sglang_engine.url, http, key=sglang_engine.spec.key)) as client:
             chunks = await collect(client, {"max_new_tokens": 60, "structural_tag": tag, "stop_token_ids": [2]})
     ids = [token for chunk in chunks for token in chunk.output_ids]
     text = load_renderer(tiny_model).decode(ids).replace("\ufffd", "")  # bytes that are no characters do not count

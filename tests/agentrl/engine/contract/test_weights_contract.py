@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from agentrl.domain.schemas import Json, VersionSpan
-from agentrl.engine.sglang_client import Chunk, EngineClient, Memory
+from agentrl.engine.chunks import Chunk
+from agentrl.engine.engine_client import EngineClient, Memory
 from agentrl.errors import EngineRejected
 
 from .servers import LONG, NO_TENSORS, PROMPT, collect, n_tokens, rid

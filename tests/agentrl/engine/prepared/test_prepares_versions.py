@@ -21,10 +21,10 @@ from version_folders import tensors, write_version
 from agentrl.configs.config_files import parse_config
 from agentrl.configs.publish_config import StorageConfig
 from agentrl.engine.control.preparation import UNDEFINED
-from agentrl.engine.keyed_sglang import guard
 from agentrl.engine.prepared.scheduler_stager import answers_in
 from agentrl.engine.prepared.version_host import VERSION_CACHE, CacheSpec, VersionHost, cache_spec, version_cache
-from agentrl.engine.server_process import environment
+from agentrl.engine.sglang.keyed_sglang import guard
+from agentrl.engine.sglang.sglang_command import environment
 from agentrl.errors import EngineError
 from agentrl.launch.engine_specs import engine_spec
 from agentrl.versions.read_tokens import read_token

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentrl.domain.experts.routed_experts import CallRouting, RouteOrigin, RoutingShape
-from agentrl.engine.sglang_client import Chunk
+from agentrl.engine.chunks import Chunk
 from agentrl.errors import EngineError
 from agentrl.proxy.calls.sampling.routed_rows import RoutedRows
 from agentrl.testing.fake_routing import as_reported, chosen_experts

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from agentrl.domain.tokens import TokenIds
-from agentrl.engine.sglang_client import Chunk
+from agentrl.engine.chunks import Chunk
 from agentrl.proxy.calls.sampling import sample_segment
 from agentrl.proxy.calls.sampling.sample_segment import Sampled, Segment
 from agentrl.proxy.calls.sampling.sampling import Next, SampleRequest, next_action

@@ -9,7 +9,7 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from agentrl.engine.sglang_client import EngineClient
+from agentrl.engine.sglang.sglang_client import SGLangClient
 from agentrl.proxy.engines.adapters import Adapters
 from agentrl.proxy.engines.pool import EnginePool
 from agentrl.testing import FakeEngine
@@ -27,7 +27,7 @@ async def make(store: Store) -> AsyncIterator[Callable[..., EnginePool]]:
     async with aiohttp.ClientSession() as http, AsyncExitStack() as stack:
 
         def build(*fakes: FakeEngine) -> EnginePool:
-            clients = [stack.enter_context(closing(EngineClient(fake.url, http))) for fake in fakes]
+            clients = [stack.enter_context(closing(SGLangClient(fake.url, http))) for fake in fakes]
             return EnginePool(clients, store, adapters=Adapters(store.oldest_call))
 
         yield build

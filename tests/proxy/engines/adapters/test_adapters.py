@@ -9,7 +9,7 @@ from contextlib import suppress
 
 import pytest
 
-from agentrl.engine.sglang_client import EngineClient
+from agentrl.engine.engine_client import EngineClient
 from agentrl.errors import EngineError
 from agentrl.proxy.engines.pool import EnginePool
 from agentrl.testing import FakeEngine, Reply

@@ -12,7 +12,7 @@ import pytest
 from replica_fleet import ReplicaFleet
 
 from agentrl.domain.schemas import VersionState
-from agentrl.engine.sglang_client import EngineClient
+from agentrl.engine.engine_client import EngineClient
 from agentrl.proxy.engines.delivery.version_places import VersionPlaces
 from agentrl.proxy.engines.engine_state import Engine
 from agentrl.store import Connection, engine_claims

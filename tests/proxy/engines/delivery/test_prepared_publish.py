@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from agentrl.configs.publish_config import PublishConfig
-from agentrl.engine.sglang_client import EngineClient
+from agentrl.engine.engine_client import EngineClient
 from agentrl.errors import RequestError
 from agentrl.proxy.engines.delivery import preparations
 from agentrl.proxy.engines.delivery.preparations import Preparations

@@ -9,7 +9,7 @@ import pytest
 from serving import add_version
 
 from agentrl.engine.server_process import free_port
-from agentrl.engine.sglang_client import EngineClient
+from agentrl.engine.sglang.sglang_client import SGLangClient
 from agentrl.store.training import memory_leases
 
 from .turn_calls import ADMIN, EVERYTHING, SENTENCE, ask, half_answered, publish, release, reload, serves, spans, states
@@ -86,7 +86,7 @@ def test_an_engine_whose_replica_died_while_it_reloaded_is_finished_by_another(p
 
 async def resumed(url: str) -> None:
     async with aiohttp.ClientSession() as http:
-        await EngineClient(url, http).resume_weights()
+        await SGLangClient(url, http).resume_weights()
 
 
 def test_a_dead_engine_does_not_keep_the_trainer_waiting(proxy, epoch, until):

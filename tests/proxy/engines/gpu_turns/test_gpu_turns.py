@@ -14,8 +14,8 @@ from serving import add_version
 from sqlalchemy import select, update
 
 from agentrl.domain.schemas import Json
+from agentrl.engine.engine_client import EngineClient
 from agentrl.engine.server_process import free_port
-from agentrl.engine.sglang_client import EngineClient
 from agentrl.errors import EngineRejected
 from agentrl.store import events
 from agentrl.store.tables import runs

@@ -11,8 +11,10 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
+from agentrl.engine.chunks import Chunk
+from agentrl.engine.engine_client import EngineClient, Health
 from agentrl.engine.server_process import free_port
-from agentrl.engine.sglang_client import Chunk, EngineClient, Health
+from agentrl.engine.sglang.sglang_client import SGLangClient
 from agentrl.errors import EngineDied, EngineError, EngineRejected, EngineUnavailable
 from agentrl.testing import FakeEngine, Omission, Reply
 
@@ -25,7 +27,7 @@ async def http() -> AsyncIterator[aiohttp.ClientSession]:
 
 @pytest.fixture
 async def client(http: aiohttp.ClientSession, fake_engine: FakeEngine) -> AsyncIterator[EngineClient]:
-    with closing(EngineClient(fake_engine.url, http)) as client:
+    with closing(SGLangClient(fake_engine.url, http)) as client:
         yield client
 
 
@@ -35,7 +37,7 @@ async def sample(client: EngineClient, **more: str) -> list[Chunk]:
 
 
 async def test_an_engine_without_a_connection_is_dead(http: aiohttp.ClientSession) -> None:
-    client = EngineClient(f"http://127.0.0.1:{free_port()}", http)
+    client = SGLangClient(f"http://127.0.0.1:{free_port()}", http)
     assert await client.health() is Health.DEAD
     with pytest.raises(EngineUnavailable, match=r"127\.0\.0\.1") as caught:
         await sample(client)
@@ -84,7 +86,7 @@ async def test_a_server_that_cannot_say_whether_it_is_paused_is_too_old(http: ai
     app = web.Application()
     app.router.add_get("/ready", refuse)
     async with TestServer(app) as server:
-        client = EngineClient(str(server.make_url("")).rstrip("/"), http)
+        client = SGLangClient(str(server.make_url("")).rstrip("/"), http)
         with pytest.raises(EngineRejected, match="/ready"):
             await client.paused()
 
@@ -99,7 +101,7 @@ async def test_hanging_up_ends_the_wait_for_a_response_that_never_begins(http: a
         writer.close()
 
     server = await asyncio.start_server(mute, "127.0.0.1", 0)
-    client = EngineClient(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", http)
+    client = SGLangClient(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", http)
     waiting = asyncio.create_task(sample(client))
     await connected.wait()
     client.hang_up()

@@ -1,4 +1,4 @@
-"""SGLang with authentication and prepared versions: `python -m agentrl.engine.keyed_sglang ARGUMENTS`, with
+"""SGLang with authentication and prepared versions: `python -m agentrl.engine.sglang.keyed_sglang ARGUMENTS`, with
 `sglang.launch_server`'s arguments.
 
 The key comes from AGENTRL_ENGINE_KEY; an engine on loopback may have none. SGLang's own `--api-key` would appear on the

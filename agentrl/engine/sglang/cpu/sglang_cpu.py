@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from types import ModuleType
 from typing import Any
 
@@ -10,7 +11,9 @@ from sglang.srt.platforms.cpu import CpuDeviceMixin
 from sglang.srt.platforms.device_mixin import PlatformEnum
 from sglang.srt.platforms.interface import PlatformCapabilities, SRTPlatform
 
-from agentrl.engine.murmur import murmur_hash32
+from agentrl.engine.sglang.cpu.fast_layers import RotaryAngles, fast_norm, fast_rotary
+from agentrl.engine.sglang.cpu.murmur import murmur_hash32
+from agentrl.engine.sglang.cpu.packed_linears import PackedLinears
 
 ATTENTION = "torch_native"
 
@@ -45,6 +48,7 @@ class CpuPlatform(CpuDeviceMixin, SRTPlatform):  # type: ignore[misc]  # SGLang 
         torch.Tensor.pin_memory = _as_it_is  # type: ignore[assignment, method-assign]
         batch_invariant_ops.enable_batch_invariant_mode = _no_kernels
         sampler.murmur_hash32 = murmur_hash32
+        _use_fast_layers()
 
     def apply_server_args_defaults(self, server_args: Any) -> None:
         """Allow per-request seeds (`--enable-deterministic-inference`) with this attention backend and
@@ -62,6 +66,31 @@ class CpuPlatform(CpuDeviceMixin, SRTPlatform):  # type: ignore[misc]  # SGLang 
     def get_dispatch_key_name(self) -> str:
         """Let fused operators run their `forward_native`."""
         return "native"
+
+
+def _use_fast_layers() -> None:
+    """Replace SGLang's attention, norms, rotary embeddings and products, which compute the same with less work."""
+    from sglang.srt.layers.attention import torch_native_backend
+    from sglang.srt.layers.layernorm import RMSNorm
+    from sglang.srt.layers.logits_processor import LogitsProcessor
+    from sglang.srt.layers.quantization.unquant import UnquantizedEmbeddingMethod, UnquantizedLinearMethod
+    from sglang.srt.layers.rotary_embedding.base import RotaryEmbedding
+
+    from agentrl.engine.sglang.cpu.attention_backend import BatchedAttention
+
+    linears = PackedLinears()
+    for kind, after in (
+        (UnquantizedLinearMethod, linears.after_loading),
+        (UnquantizedEmbeddingMethod, linears.after_loading_head),
+    ):
+        kind.process_weights_after_loading = after(kind.process_weights_after_loading)
+        kind.restore_weights_before_loading = linears.before_loading(kind.restore_weights_before_loading)
+    UnquantizedLinearMethod.apply = linears.apply(UnquantizedLinearMethod.apply)
+    LogitsProcessor._compute_lm_head = linears.head(LogitsProcessor._compute_lm_head)
+    angles = RotaryAngles()
+    torch_native_backend.TorchNativeAttnBackend = partial(BatchedAttention, angles=angles)
+    RMSNorm.forward_native = fast_norm(RMSNorm.forward_native)
+    RotaryEmbedding.forward_native = fast_rotary(RotaryEmbedding.forward_native, angles)
 
 
 def _no_kernels(enable_bmm: bool = True) -> None:

@@ -9,36 +9,26 @@ spans of all tokens. Missing ids, logprobs or versions raise EngineError.
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Sequence
-from enum import StrEnum
-from typing import Literal
 
 import aiohttp
 import orjson
 
 from agentrl.domain.schemas import Json
 from agentrl.domain.tokens import TokenIds
+from agentrl.engine.chunks import Adapter, Chunk
 from agentrl.engine.control.control_requests import decode, failed, late, refusal
 from agentrl.engine.control.prepared_controls import PreparedControls
-from agentrl.engine.control.weight_controls import EngineInfo, Memory, WeightControls
-from agentrl.engine.event_stream import BASE, Adapter, Chunk, ChunkReader, EventBuffer
+from agentrl.engine.engine_client import Capability, Health, PauseMode
+from agentrl.engine.event_buffer import EventBuffer
+from agentrl.engine.sglang.sglang_events import ChunkReader
+from agentrl.engine.sglang.weight_controls import WeightControls
 from agentrl.engine.wire import NotConnected, Wire
 from agentrl.errors import EngineDied, EngineError, EngineRejected, EngineUnavailable
 
-__all__ = ["BASE", "Adapter", "Chunk", "EngineClient", "EngineInfo", "Health", "Memory", "PauseMode"]
-
-PauseMode = Literal["retract", "in_place", "abort"]
 ROUTING_HEADER = "X-SMG-Routing-Key"
 
 
-class Health(StrEnum):
-    """The state of a server."""
-
-    SERVING = "serving"
-    PAUSED = "paused"  # alive, but holds requests; also during its start
-    DEAD = "dead"  # no answer
-
-
-class EngineClient(WeightControls, PreparedControls):
+class SGLangClient(WeightControls, PreparedControls):
     """A client of one server with its `key`. `http` belongs to the caller and may be shared; `close` ends
     the streams.
     """
@@ -120,6 +110,27 @@ class EngineClient(WeightControls, PreparedControls):
             if response is not None:
                 self._wire.release(response, ending=ended)
         raise EngineDied(f"{self.url} ended the stream of {rid} before its finish reason")
+
+    async def capabilities(self) -> frozenset[Capability]:
+        """What the server can do. Raises EngineUnavailable without an answer."""
+        info = await self._call("GET", "/server_info")
+        found = {
+            Capability.FULL_LOGPROBS,
+            Capability.GRAMMARS,
+            Capability.PAUSES,
+            Capability.DIGESTS,
+            Capability.TENSORS,
+            Capability.HANDLES,
+        }
+        options = {
+            "enable_lora": Capability.ADAPTERS,
+            "enable_memory_saver": Capability.MEMORY,
+            "enable_return_routed_experts": Capability.EXPERTS,
+        }
+        found |= {capability for name, capability in options.items() if info.get(name)}
+        if await self.preparation() is not None:
+            found.add(Capability.PREPARATION)
+        return frozenset(found)
 
     def hang_up(self) -> None:
         """Close all streams of a hanging server; they raise EngineUnavailable."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 
-PLATFORM_CLASS = "agentrl.engine.sglang_cpu:CpuPlatform"
+PLATFORM_CLASS = "agentrl.engine.sglang.cpu.sglang_cpu:CpuPlatform"
 
 
 def activate() -> str | None:

@@ -1,44 +1,14 @@
-"""An engine's weights, memory, caches and adapters, and what it reports of them."""
+"""SGLang's routes for weights, memory, caches and adapters."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from enum import StrEnum
 from pathlib import Path
 
 from agentrl.domain.schemas import Json
 from agentrl.engine.control.control_requests import ControlRequests
-from agentrl.engine.event_stream import WITHOUT_WEIGHTS, parse_version
+from agentrl.engine.engine_client import RELEASED, RELOADING, EngineInfo
 from agentrl.errors import EngineError, EngineRejected
-
-RELEASED, RELOADING = WITHOUT_WEIGHTS
-
-
-class Memory(StrEnum):
-    """What a server has in its GPU memory."""
-
-    HELD = "held"  # weights and KV cache
-    RELEASED = RELEASED  # neither; it is paused, and its weights must be loaded again
-    RELOADING = RELOADING  # memory for weights, whose values are undefined, but no KV cache; it is paused
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class EngineInfo:
-    """The model and the weight version that a server reports."""
-
-    model_path: str
-    version: str  # the reported label; a decimal number on servers launched by agentrl
-
-    @property
-    def memory(self) -> Memory:
-        """Whether weights are in GPU memory, read from the label: a restarted server has its first label."""
-        return Memory(self.version) if self.version in WITHOUT_WEIGHTS else Memory.HELD
-
-    @property
-    def weight_version(self) -> int:
-        """The label as a number. Raises EngineError for other labels, for example SGLang's `default`."""
-        return parse_version(self.version)
 
 
 class WeightControls(ControlRequests):

@@ -2,52 +2,17 @@
 
 from __future__ import annotations
 
-import binascii
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from agentrl.domain.schemas import Json, VersionSpan
+from agentrl.engine.chunks import BASE, WITHOUT_WEIGHTS, Adapter, Chunk, parse_version
+from agentrl.engine.control.control_requests import LONGEST_ENGINE_MESSAGE
 from agentrl.errors import EngineError, EngineRejected, EngineUnavailable
 
 T = TypeVar("T")
-BASE = 0
-"""The version of base weights. A server also reports it while it samples with an adapter."""
-WITHOUT_WEIGHTS = ("released", "reloading")
-"""The labels of a server whose weights are undefined. It is paused: no token is sampled under them."""
 NO_TOKEN = "Grammar accept_token failed"
 """SGLang's server error for a grammar that accepts no token."""
-LONGEST_ENGINE_MESSAGE = 500
-"""Maximum characters of an engine's message to pass on."""
-PIECE = 1 << 18
-"""Characters of base64 that are decoded at once; a multiple of 4."""
 FINISH_REASONS = frozenset({"stop", "length", "abort"})
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Chunk:
-    """New tokens of one response. `output_ids` and `logprobs` share one length, which may be 0."""
-
-    output_ids: list[int]
-    logprobs: list[float]  # of the temperature-scaled distribution
-    finish_reason: str | None = None  # stop | length | abort; on the last chunk only
-    matched_stop: int | str | None = None  # the token id or string that ended the output
-    versions: list[VersionSpan] | None = None  # over all output tokens so far; None until the engine reports them
-    version_label: int | None = None
-    """The version that the engine reported with this chunk. Tokens sampled before a weight update may be sent after it,
-    so this is an upper bound; `versions` is exact.
-    """
-    top_logprobs: list[list[tuple[float, int]]] | None = None  # (logprob, id) of the most likely tokens, per output id
-    cached_tokens: int = 0  # prompt tokens that came from the prefix cache
-    retractions: int = 0  # how often the engine has put the request back into its queue, and computed it again
-    routed_experts: str | None = None  # rows of `EngineClient.generate`, see `unpacked_experts`; on the last chunk only
-
-
-@dataclass(frozen=True, slots=True)
-class Adapter:
-    """A version's low-rank adapter on a server, used with the base weights."""
-
-    name: str  # unique per set of weights
-    version: int
 
 
 class ChunkReader:
@@ -125,18 +90,6 @@ def _top(rows: list[Any] | None, n_new: int, total: int) -> list[list[tuple[floa
     return [[(entry[0], entry[1]) for entry in row or ()] for row in _newest(rows, n_new, total)]
 
 
-def unpacked_experts(experts: str) -> bytes:
-    """The int32 rows of `Chunk.routed_experts`. Raises EngineError for anything but base64.
-
-    Other threads may run between its pieces: a prompt of 8,000 tokens may have 16 MB.
-    """
-    try:
-        pieces = (experts[at : at + PIECE] for at in range(0, len(experts), PIECE))
-        return b"".join([binascii.a2b_base64(piece, strict_mode=True) for piece in pieces])
-    except (ValueError, TypeError) as error:
-        raise EngineError(f"the engine's routed experts are not base64: {error}") from error
-
-
 def _check_reason(reason: Json) -> None:
     if reason["type"] not in FINISH_REASONS:
         raise EngineError(f"unknown finish reason {reason['type']!r}")
@@ -168,13 +121,6 @@ def _spans(raw: list[Json] | None, total: int, *, required: bool) -> list[Versio
     return spans
 
 
-def parse_version(label: str) -> int:
-    """A version label as a number. Raises EngineError for other labels, such as SGLang's `default`."""
-    if not str(label).isdecimal():
-        raise EngineError(f"weight version {label!r} is not a number: launch the engine with --weight-version 0")
-    return int(label)
-
-
 def _label(label: str | None) -> int | None:
     """The version of an event; None if it has none, or was sampled before the server's memory was released."""
     try:
@@ -193,20 +139,3 @@ def _stream_error(error: Any) -> EngineError:
         )
     kind = EngineRejected if 400 <= code < 500 else EngineError
     return kind(f"the engine refused the request: {message}", engine_message=str(message)[:LONGEST_ENGINE_MESSAGE])
-
-
-class EventBuffer:
-    """Splits a server-sent event stream into the payloads of its `data:` lines."""
-
-    def __init__(self) -> None:
-        self._parts: list[bytes] = []  # of an event that is not complete: the last one, with routed experts, is large
-
-    def feed(self, data: bytes) -> list[bytes]:
-        """Return the payloads that `data`, which is not empty, completes."""
-        straddles = bool(self._parts) and self._parts[-1].endswith(b"\n") and data.startswith(b"\n")
-        self._parts.append(data)
-        if not straddles and b"\n\n" not in data:
-            return []
-        *events, rest = b"".join(self._parts).split(b"\n\n")
-        self._parts = [rest] if rest else []
-        return [line[5:].strip() for event in events for line in event.split(b"\n") if line.startswith(b"data:")]

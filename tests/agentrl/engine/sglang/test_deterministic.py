@@ -11,8 +11,10 @@ import aiohttp
 import pytest
 from serving import serving
 
-from agentrl.engine.server_process import EngineSpec, Server, argv, environment
-from agentrl.engine.sglang_client import EngineClient
+from agentrl.engine.engine_spec import EngineSpec
+from agentrl.engine.server_process import Server
+from agentrl.engine.sglang.sglang_client import SGLangClient
+from agentrl.engine.sglang.sglang_command import argv, environment
 
 PROMPTS = [[5, 6, 7, 8, 9 + n % 5] * (1 + n % 4) for n in range(24)]
 
@@ -36,7 +38,7 @@ def server(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
 @pytest.mark.long
 async def test_a_seed_decides_the_tokens_alone_and_among_others(server: Server) -> None:
     async with aiohttp.ClientSession() as http, AsyncExitStack() as stack:
-        client = stack.enter_context(closing(EngineClient(server.url, http)))
+        client = stack.enter_context(closing(SGLangClient(server.url, http)))
 
         async def answer(rid: str, prompt: list[int], seed: int) -> list[int]:
             params = {"temperature": 1.0, "max_new_tokens": 24, "ignore_eos": True, "sampling_seed": seed}

@@ -7,7 +7,7 @@ import struct
 import pytest
 import torch
 
-from agentrl.engine.murmur import murmur_hash32
+from agentrl.engine.sglang.cpu.murmur import murmur_hash32
 
 
 def rotated(value: int, bits: int) -> int:

@@ -11,8 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentrl.domain.schemas import Json, VersionSpan
-from agentrl.engine import event_stream
-from agentrl.engine.event_stream import Adapter, ChunkReader, EventBuffer, parse_version
+from agentrl.engine import chunks
+from agentrl.engine.chunks import Adapter, parse_version
+from agentrl.engine.event_buffer import EventBuffer
+from agentrl.engine.sglang.sglang_events import ChunkReader
 from agentrl.errors import EngineError, EngineRejected, EngineUnavailable
 
 
@@ -146,11 +148,11 @@ def test_versions_are_numbers(label: str) -> None:
 
 @given(st.binary(max_size=2000))
 def test_experts_are_decoded_in_pieces(raw: bytes) -> None:
-    with patch.object(event_stream, "PIECE", 8):
-        assert event_stream.unpacked_experts(base64.b64encode(raw).decode()) == raw
+    with patch.object(chunks, "PIECE", 8):
+        assert chunks.unpacked_experts(base64.b64encode(raw).decode()) == raw
 
 
 @pytest.mark.parametrize("sent", ["abc", "ab=c", "ä" * 4, "YQ==YQ==", 5])
 def test_experts_that_are_no_base64_are_refused(sent: Any) -> None:
     with pytest.raises(EngineError, match="not base64"):
-        event_stream.unpacked_experts(sent)
+        chunks.unpacked_experts(sent)

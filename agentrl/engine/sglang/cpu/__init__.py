@@ -1,0 +1,1 @@
+"""SGLang on a CPU: our platform plugin, and faster layers for it."""
