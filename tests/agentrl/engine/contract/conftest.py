@@ -8,6 +8,7 @@ from pathlib import Path
 
 import aiohttp
 import pytest
+from serving import ENGINE_KEY
 
 from agentrl.domain.schemas import Json
 from agentrl.engine.backends import BACKENDS
@@ -15,7 +16,7 @@ from agentrl.engine.engine_client import EngineClient
 from agentrl.engine.server_process import Server
 from agentrl.testing import FakeEngine
 
-from .servers import SERVERS
+from .servers import MARKS, SERVERS, marked
 
 
 def endless(input_ids: list[int], sampling_params: Json) -> list[int]:
@@ -24,10 +25,10 @@ def endless(input_ids: list[int], sampling_params: Json) -> list[int]:
     return [3 + i % 200 for i in range(n if sampling_params.get("ignore_eos") else 3)] + [2]
 
 
-@pytest.fixture(params=[pytest.param(name, marks=[pytest.mark.engine] * (name == "sglang")) for name in SERVERS])
+@pytest.fixture(params=marked(*SERVERS))
 def url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
-    if request.param == "sglang":
-        server: Server = request.getfixturevalue("sglang_engine")
+    if request.param in MARKS:
+        server: Server = request.getfixturevalue(f"{request.param}_engine")
         yield server.url
         return
     cumulative = request.param == "fake-cumulative"
@@ -40,5 +41,5 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
 async def client(request: pytest.FixtureRequest, url: str) -> AsyncIterator[EngineClient]:
     kind = BACKENDS[SERVERS[request.node.callspec.params["url"]]].client
     async with aiohttp.ClientSession() as http:
-        with closing(kind(url, http)) as client:
+        with closing(kind(url, http, key=ENGINE_KEY)) as client:
             yield client

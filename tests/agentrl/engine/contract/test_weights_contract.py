@@ -9,10 +9,10 @@ import pytest
 
 from agentrl.domain.schemas import Json, VersionSpan
 from agentrl.engine.chunks import Chunk
-from agentrl.engine.engine_client import EngineClient, Memory
+from agentrl.engine.engine_client import Capability, EngineClient, Memory
 from agentrl.errors import EngineRejected
 
-from .servers import LONG, NO_TENSORS, PROMPT, collect, n_tokens, rid
+from .servers import LONG, NO_RELEASE, NO_TENSORS, PROMPT, SERVERS, collect, marked, n_tokens, rid
 
 
 async def test_version_spans_cover_the_output(client: EngineClient) -> None:
@@ -44,6 +44,17 @@ async def test_spans_show_a_change_of_weights_in_the_middle(client: EngineClient
     assert (await client.model_info()).weight_version == 7
 
 
+releases = pytest.mark.parametrize("url", marked(*(name for name in SERVERS if name not in NO_RELEASE)), indirect=True)
+
+
+@pytest.mark.parametrize("url", marked(*NO_RELEASE), indirect=True)
+async def test_a_server_that_keeps_its_memory_says_so(client: EngineClient) -> None:
+    assert Capability.MEMORY not in await client.capabilities()
+    for refused in (client.release_memory, client.resume_weights, client.resume_cache):
+        with pytest.raises(EngineRejected, match="release its memory"):
+            await refused()
+
+
 async def release(client: EngineClient) -> None:
     await client.pause("retract")
     await client.flush_cache()
@@ -59,6 +70,7 @@ async def reload(client: EngineClient, folder: Path, version: int) -> None:
     await client.continue_generation()
 
 
+@releases
 async def test_a_call_continues_where_it_was_after_memory_was_released(client: EngineClient, tiny_model: Path) -> None:
     """Retracted calls keep their place, calls that arrive wait, and no token is sampled without weights."""
     name, chunks, waiting = rid(), [], None
@@ -82,6 +94,7 @@ async def test_a_call_continues_where_it_was_after_memory_was_released(client: E
     assert (await waiting)[-1].versions == [VersionSpan(version=8, start=0, end=2)]
 
 
+@releases
 async def test_a_call_that_is_aborted_while_memory_is_released_keeps_its_tokens(
     client: EngineClient, tiny_model: Path
 ) -> None:
