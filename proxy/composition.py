@@ -27,6 +27,7 @@ from agentrl.dashboard.dashboard_parts import Dashboard
 from agentrl.dashboard.sign_in import Signer
 from agentrl.domain.schemas import Json
 from agentrl.engine.backends import BACKENDS
+from agentrl.engine.checks.load_checks import LoadChecks
 from agentrl.engine.engine_client import EngineClient
 from agentrl.engine.engine_keys import EngineKeys
 from agentrl.errors import RequestError, StoreError
@@ -248,7 +249,8 @@ def engine_pool(
     """The pool of a run's engines, which get whole weights or adapters as the run publishes them."""
     config, publish = served.config, served.config.publish
     by_adapter = config.trainer.lora.publish == "adapter"
-    folders = WeightFolders(ADAPTER) if by_adapter else WeightFolders(TENSORS, places)
+    fits = LoadChecks(Path(served.base_model))
+    folders = WeightFolders(ADAPTER, fits=fits) if by_adapter else WeightFolders(TENSORS, places, fits)
     records = EngineRecords(served.store, served.base_model, folders)
     return EnginePool(
         clients,

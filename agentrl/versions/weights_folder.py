@@ -53,18 +53,35 @@ def checksum(path: Path) -> str:
     return combined((tensor.head for tensor in tensors), in_threads(digest, tensors))
 
 
+class Form(NamedTuple):
+    """What a tensor is, without its values."""
+
+    dtype: str  # safetensors' name
+    shape: tuple[int, ...]
+
+
 def tensor_names(folder: Path) -> set[str]:
     """The names of all tensors in a folder's safetensors files.
 
     Raises OSError when a file cannot be read, ValueError when one is damaged.
     """
-    found: set[str] = set()
+    return set(tensor_forms(folder))
+
+
+def tensor_forms(folder: Path) -> dict[str, Form]:
+    """The types and shapes of all tensors in a folder's safetensors files. Reads only headers; raises as above."""
+    found: dict[str, Form] = {}
     for path in folder.glob("*.safetensors"):
         with path.open("rb") as file:
             length = int.from_bytes(file.read(LENGTH_BYTES), "little")
             if length > path.stat().st_size:
                 raise ValueError(f"{path} is not a safetensors file")
-            found |= json.loads(file.read(length)).keys() - {"__metadata__"}
+            header = json.loads(file.read(length))
+        try:
+            header.pop("__metadata__", None)
+            found |= {name: Form(entry["dtype"], tuple(entry["shape"])) for name, entry in header.items()}
+        except (KeyError, TypeError, AttributeError) as error:
+            raise ValueError(f"{path} has a damaged header: {error!r}") from error
     return found
 
 

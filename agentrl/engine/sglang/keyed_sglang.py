@@ -11,10 +11,13 @@ from __future__ import annotations
 import hmac
 import os
 import sys
+from pathlib import Path
 from typing import Any
 
+from agentrl.engine.checks.load_checks import LoadChecks
 from agentrl.engine.control.preparation import VERSIONS
 from agentrl.engine.engine_keys import authorization
+from agentrl.engine.folder_guard import ChecksFolders, Loads
 from agentrl.engine.prepared.prepares_versions import PreparesVersions
 from agentrl.engine.prepared.version_host import VERSION_CACHE, VersionHost, version_cache
 from agentrl.engine.stored_weights import STORED_WEIGHTS, FetchesWeights, StoredWeights, stored_weights
@@ -53,11 +56,17 @@ class KeyRequired:
         return len(given) == 1 and hmac.compare_digest(given[0], self._expected)
 
 
-def guard(app: Any, key: str | None, host: VersionHost, weights: StoredWeights | None = None) -> None:
+def guard(
+    app: Any,
+    key: str | None,
+    host: VersionHost,
+    weights: StoredWeights | None = None,
+    checks: LoadChecks | None = None,
+) -> None:
     """Add the middleware to a Starlette app before it starts, and remove its CORS middleware.
 
     Without a key everybody may send requests, except web pages. With `weights`, versions that are not on this host are
-    copied from object storage.
+    copied from object storage. With `checks`, folders that do not fit the model are refused.
     """
     from starlette.middleware import Middleware
     from starlette.middleware.cors import CORSMiddleware
@@ -65,7 +74,15 @@ def guard(app: Any, key: str | None, host: VersionHost, weights: StoredWeights |
     others = [middleware for middleware in app.user_middleware if middleware.cls is not CORSMiddleware]
     keyed = [] if key is None else [Middleware(KeyRequired, key=key)]
     fetching = [] if weights is None else [Middleware(FetchesWeights, weights=weights)]
-    app.user_middleware = [*keyed, Middleware(PreparesVersions, host=host), *fetching, *others]
+    checking = [] if checks is None else [Middleware(ChecksFolders, routes=_loading_routes(checks))]
+    app.user_middleware = [*keyed, Middleware(PreparesVersions, host=host), *fetching, *checking, *others]
+
+
+def _loading_routes(checks: LoadChecks) -> dict[str, Loads]:
+    return {
+        "/update_weights_from_disk": Loads("model_path", checks.checkpoint),
+        "/load_lora_adapter": Loads("lora_path", checks.adapter),
+    }
 
 
 def main(argv: list[str]) -> None:
@@ -85,7 +102,9 @@ def main(argv: list[str]) -> None:
         check(server_args)
     from sglang.srt.entrypoints import http_server
 
-    guard(http_server.app, key or None, VersionHost(cache, key or None), stored_weights(stored) if stored else None)
+    checks = LoadChecks(Path(server_args.model_path))
+    host = VersionHost(cache, key or None, checks)
+    guard(http_server.app, key or None, host, stored_weights(stored) if stored else None, checks)
     try:
         run_server(server_args)
     finally:

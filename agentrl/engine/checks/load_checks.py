@@ -1,0 +1,75 @@
+"""Checks a folder against the base model before an engine loads it, since an engine may load it wrongly and not say so.
+
+                       what an engine does with it                   here
+    unknown tensor     ignored: the old weights stay in use          refused
+    other shape        weights half replaced                         refused
+    other adapter      used as it is, or a crash at its first use    refused (adapter_checks.py)
+
+Only headers are read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cached_property
+from pathlib import Path
+
+from agentrl.engine.checks.adapter_checks import check_adapter
+from agentrl.errors import ModelFolderError
+from agentrl.versions.weights_folder import Form, tensor_forms
+
+FLOATS = frozenset({"F64", "F32", "F16", "BF16"})
+"""Types that engines convert to their own."""
+MOST_NAMED = 3
+"""Tensors that a message names."""
+
+
+class LoadChecks:
+    """Checks folders for engines of one base model.
+
+    Where this host does not have the base model's tensors, only what needs no comparison is checked.
+    """
+
+    def __init__(self, base_model: Path) -> None:
+        self._base_model = base_model
+
+    def checkpoint(self, folder: Path) -> None:
+        """Raise ModelFolderError unless every tensor of a folder is one of the base model's, of its shape.
+
+        A folder need not have all tensors: engines keep those that it lacks.
+        """
+        found = _forms(folder)
+        if not found:
+            raise ModelFolderError(f"{folder} has no tensors (*.safetensors)")
+        if self._base:
+            _compare(folder, found, self._base)
+
+    def adapter(self, folder: Path) -> None:
+        """Raise ModelFolderError unless a folder has a low-rank adapter for layers of the base model."""
+        check_adapter(folder, _forms(folder), self._base)
+
+    @cached_property
+    def _base(self) -> Mapping[str, Form]:
+        return _forms(self._base_model) if self._base_model.is_dir() else {}
+
+
+def _compare(folder: Path, found: Mapping[str, Form], base: Mapping[str, Form]) -> None:
+    unknown = sorted(found.keys() - base.keys())
+    if unknown:
+        more = f" and {len(unknown) - MOST_NAMED} more" if len(unknown) > MOST_NAMED else ""
+        raise ModelFolderError(f"{folder} has tensors that the model has not: {', '.join(unknown[:MOST_NAMED])}{more}")
+    for name, form in sorted(found.items()):
+        wanted = base[name]
+        if form.shape != wanted.shape:
+            raise ModelFolderError(f"{folder}: {name} has shape {list(form.shape)}, the model's {list(wanted.shape)}")
+        if form.dtype != wanted.dtype and not {form.dtype, wanted.dtype} <= FLOATS:
+            raise ModelFolderError(f"{folder}: {name} has type {form.dtype}, the model's {wanted.dtype}")
+
+
+def _forms(folder: Path) -> dict[str, Form]:
+    if not folder.is_dir():
+        raise ModelFolderError(f"no such folder: {folder}")
+    try:
+        return tensor_forms(folder)
+    except (OSError, ValueError) as error:
+        raise ModelFolderError(f"{folder} cannot be read: {error}") from error
