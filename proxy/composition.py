@@ -26,7 +26,6 @@ from agentrl.dashboard import dashboard_app
 from agentrl.dashboard.dashboard_parts import Dashboard
 from agentrl.dashboard.sign_in import Signer
 from agentrl.domain.schemas import Json
-from agentrl.engine.backends import BACKENDS
 from agentrl.engine.engine_client import EngineClient
 from agentrl.engine.engine_keys import EngineKeys
 from agentrl.errors import RequestError, StoreError
@@ -54,6 +53,7 @@ from agentrl.proxy.engines.adapters import Adapters
 from agentrl.proxy.engines.delivery.preparations import Preparations
 from agentrl.proxy.engines.delivery.version_places import VersionPlaces, places_of
 from agentrl.proxy.engines.delivery.wave_run import Pace
+from agentrl.proxy.engines.engine_connections import EngineConnections
 from agentrl.proxy.engines.engine_records import EngineRecords
 from agentrl.proxy.engines.pool import EnginePool
 from agentrl.proxy.engines.weight_checks import WeightFolders
@@ -85,7 +85,7 @@ class Settings:
 
     database_url: str = field(repr=False)
     run_name: str
-    engine_urls: list[str]
+    engine_urls: list[str]  # addresses, which may name a backend
     engine_keys: EngineKeys = field(default_factory=EngineKeys, repr=False)
     admin_key: str = field(repr=False)
     replica: str  # stable over restarts, so that a restarted proxy finds its own orphaned calls
@@ -141,17 +141,11 @@ async def running(app: FastAPI, settings: Settings, served: ServedRun) -> AsyncI
     timeout = aiohttp.ClientTimeout(total=None, sock_connect=5)
     connector = aiohttp.TCPConnector(limit=0)
     async with aiohttp.ClientSession(timeout=timeout, connector=connector) as http:
-        client_of = BACKENDS[config.engine.backend].client
         keys = replace(settings.engine_keys, admin_key=settings.admin_key)
-
-        def connect(url: str) -> EngineClient:
-            return client_of(url, http, key=keys.of(url))
-
-        def joining(member: Member) -> EngineClient:
-            return client_of(member.url, http, key=keys.own(member.url)) if member.own_key else connect(member.url)
-
+        connections = EngineConnections(http, keys, config.engine.backend)
         places = places_of(config, settings.admin_key, settings.listens)
-        pool = engine_pool([connect(url) for url in settings.engine_urls], served, joining, places)
+        clients = [connections.listed(address) for address in settings.engine_urls]
+        pool = engine_pool(clients, served, connections.joined, places)
         access, metrics, heavy = Access(Keyring(settings.admin_key), store), Metrics(), Heavy()
         trees = tree_cache(store)
         sessions = LiveSessions(store, access.keyring, Gate.of(config.proxy), trees, pool)
@@ -177,7 +171,7 @@ async def running(app: FastAPI, settings: Settings, served: ServedRun) -> AsyncI
             body_limits=BodyLimits(config.proxy.max_body_bytes, config.proxy.body_timeout_s),
             public_address=PublicAddress.of(config.proxy),
             pool=pool,
-            engine_keys=keys,
+            engine_connections=connections,
             metrics=metrics,
             scrape=scrape,
             context=context,

@@ -6,7 +6,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from agentrl.configs.section import Positive, Seconds, Section, plain_address
+from agentrl.configs.engine_addresses import BackendName, engine_address
+from agentrl.configs.section import Positive, Seconds, Section
 
 CPU_REQUESTS = 64
 """What `max_running_requests: null` means on a CPU."""
@@ -21,7 +22,7 @@ def default_dtype(device: Literal["cpu", "cuda"]) -> Literal["float32", "bfloat1
 class EngineConfig(Section):
     """SGLang servers, started by `agentrl train` or given as `urls`."""
 
-    backend: Literal["sglang"] = "sglang"
+    backend: BackendName = "sglang"
     """The inference server of the engines."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """`auto` uses CUDA when torch finds a GPU."""
@@ -57,14 +58,18 @@ class EngineConfig(Section):
     started with `agentrl engine --deterministic`.
     """
     urls: list[str] = Field(default_factory=list)
-    """Existing servers to use instead of starting any. Their keys come from AGENTRL_ENGINE_KEY."""
+    """Existing servers to use instead of starting any. `vllm+http://HOST:PORT` names the backend of one that is not of
+    `backend`. Their keys come from AGENTRL_ENGINE_KEY.
+    """
     extra_args: list[str] = Field(default_factory=list)
     """Further arguments of `sglang.launch_server`."""
 
     @field_validator("urls")
     @classmethod
     def _are_plain_addresses(cls, value: list[str]) -> list[str]:
-        return [plain_address(url, "; use AGENTRL_ENGINE_KEY") for url in value]
+        for text in value:
+            engine_address(text, "; use AGENTRL_ENGINE_KEY")
+        return [text.rstrip("/") for text in value]
 
     def dtype_on(self, device: Literal["cpu", "cuda"]) -> Literal["float32", "bfloat16", "float16"]:
         """The type on the engines' device."""
