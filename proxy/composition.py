@@ -12,7 +12,7 @@ import logging
 import os
 import signal
 import socket
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from collections.abc import AsyncIterator, Coroutine, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -27,6 +27,7 @@ from agentrl.dashboard.dashboard_parts import Dashboard
 from agentrl.dashboard.sign_in import Signer
 from agentrl.domain.schemas import Json
 from agentrl.engine.engine_client import EngineClient
+from agentrl.engine.engine_connections import EngineConnections
 from agentrl.engine.engine_keys import EngineKeys
 from agentrl.errors import RequestError, StoreError
 from agentrl.proxy.access import keyring
@@ -53,7 +54,6 @@ from agentrl.proxy.engines.adapters import Adapters
 from agentrl.proxy.engines.delivery.preparations import Preparations
 from agentrl.proxy.engines.delivery.version_places import VersionPlaces, places_of
 from agentrl.proxy.engines.delivery.wave_run import Pace
-from agentrl.proxy.engines.engine_connections import EngineConnections
 from agentrl.proxy.engines.engine_records import EngineRecords
 from agentrl.proxy.engines.pool import EnginePool
 from agentrl.proxy.engines.weight_checks import WeightFolders
@@ -144,8 +144,7 @@ async def running(app: FastAPI, settings: Settings, served: ServedRun) -> AsyncI
         keys = replace(settings.engine_keys, admin_key=settings.admin_key)
         connections = EngineConnections(http, keys, config.engine.backend)
         places = places_of(config, settings.admin_key, settings.listens)
-        clients = [connections.listed(address) for address in settings.engine_urls]
-        pool = engine_pool(clients, served, connections.joined, places)
+        pool = engine_pool(connections, settings.engine_urls, served, places)
         access, metrics, heavy = Access(Keyring(settings.admin_key), store), Metrics(), Heavy()
         trees = tree_cache(store)
         sessions = LiveSessions(store, access.keyring, Gate.of(config.proxy), trees, pool)
@@ -237,17 +236,21 @@ async def running(app: FastAPI, settings: Settings, served: ServedRun) -> AsyncI
 
 
 def engine_pool(
-    clients: list[EngineClient], served: ServedRun, connect: Callable[[Member], EngineClient], places: VersionPlaces
+    connections: EngineConnections, addresses: list[str], served: ServedRun, places: VersionPlaces
 ) -> EnginePool:
     """The pool of a run's engines, which get whole weights or adapters as the run publishes them."""
     config, publish = served.config, served.config.publish
     by_adapter = config.trainer.lora.publish == "adapter"
     folders = WeightFolders(ADAPTER) if by_adapter else WeightFolders(TENSORS, places)
     records = EngineRecords(served.store, served.base_model, folders)
+
+    def joined(member: Member) -> EngineClient:
+        return connections.joined(member.url, member.backend, own_key=member.own_key)
+
     return EnginePool(
-        clients,
+        [connections.listed(address) for address in addresses],
         records,
-        connect=connect,
+        connect=joined,
         adapters=Adapters(records.oldest_call) if by_adapter else None,
         watchers=config.proxy.engine_watchers,
         silent_s=config.proxy.heartbeat_timeout_s,

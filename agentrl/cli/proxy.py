@@ -20,7 +20,8 @@ def proxy(
     engine: list[str] = typer.Option(
         [],
         "--engine",
-        help="URL of an engine; repeat for several. `vllm+http://…` names its backend. Others join by `agentrl engine --join`.",
+        help="URL of an engine; repeat for several. vllm+http://HOST:PORT names its backend, if it is not the run's. "
+        "Others join by `agentrl engine --join`.",
     ),
     database_url: DatabaseUrl = None,
     host: str = typer.Option("127.0.0.1", help="Address to listen on."),

@@ -27,7 +27,7 @@ from dataclasses import dataclass, field
 from typing import Self
 from urllib.parse import urlsplit
 
-from agentrl.configs.engine_addresses import engine_address, engine_url
+from agentrl.configs.engine_config import engine_address, engine_url
 from agentrl.environment import ENGINE_KEY, ENGINE_KEYS, is_loopback, key_from
 from agentrl.errors import ConfigError
 

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from agentrl import trace_endpoint
-from agentrl.configs.engine_addresses import engine_url
+from agentrl.configs.engine_config import engine_url
 from agentrl.configs.run_config import RunConfig
 from agentrl.domain.schemas import Json
 from agentrl.errors import AgentRLError, ConfigError, root_cause

@@ -11,13 +11,13 @@ from typing import TypeVar
 from fastapi import FastAPI
 from starlette.requests import Request
 
+from agentrl.engine.engine_connections import EngineConnections
 from agentrl.proxy.access.authentication import Access
 from agentrl.proxy.access.public_address import PublicAddress
 from agentrl.proxy.access.request_body import BodyLimits
 from agentrl.proxy.calls.answer_finder import AnswerFinder
 from agentrl.proxy.calls.call_context import CallContext
 from agentrl.proxy.calls.upstreams.upstream_calls import Upstreams
-from agentrl.proxy.engines.engine_connections import EngineConnections
 from agentrl.proxy.engines.pool import EnginePool
 from agentrl.proxy.metrics.counters import Metrics
 from agentrl.proxy.metrics.scrape import Scrape
