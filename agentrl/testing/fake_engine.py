@@ -174,7 +174,7 @@ class FakeEngine(Controls):
         given = request.headers.get("Authorization")
         if self.key is None or self._is_open(request.path) or given == f"Bearer {self.key}":
             return await handler(request)
-        return _json({"error": {"message": "this engine needs its key", "code": 401}}, 401)
+        return as_json({"error": {"message": "this engine needs its key", "code": 401}}, 401)
 
     def _is_open(self, path: str) -> bool:
         """Whether a path needs no key."""
@@ -188,7 +188,7 @@ class FakeEngine(Controls):
                 self._preparer.forget()
             status, answer = await control(body)
             await self._notify()
-            return _json(answer, status)
+            return as_json(answer, status)
 
         return handler
 
@@ -198,7 +198,7 @@ class FakeEngine(Controls):
         found = await answer(self._preparer, request.method, request.path, body[:MOST_BYTES])
         if request.method == "POST":
             self.calls.append((request.path, orjson.loads(body) if found.status < 300 else {}))
-        return _json(found.body, found.status)
+        return as_json(found.body, found.status)
 
     async def _version_file(self, request: web.Request) -> web.StreamResponse:
         assert self._host is not None
@@ -211,15 +211,15 @@ class FakeEngine(Controls):
         return web.Response(status=503 if self.paused else 200)
 
     async def _model_info(self, request: web.Request) -> web.Response:
-        return _json({"model_path": self.model_path, "weight_version": str(self.version)})
+        return as_json({"model_path": self.model_path, "weight_version": str(self.version)})
 
     async def _models(self, request: web.Request) -> web.Response:
         base = {"id": self.model_path, "root": self.model_path, "parent": None}
         loaded = [{"id": name, "root": path, "parent": self.model_path} for name, path in self.adapters.items()]
-        return _json({"object": "list", "data": [base, *loaded]})
+        return as_json({"object": "list", "data": [base, *loaded]})
 
     async def _server_info(self, request: web.Request) -> web.Response:
-        return _json({"tp_size": 1})
+        return as_json({"tp_size": 1})
 
     async def _generate(self, request: web.Request) -> web.StreamResponse:
         body = orjson.loads(await request.read())
@@ -229,7 +229,7 @@ class FakeEngine(Controls):
             await self._die()
         reply = self._replies.popleft() if self._replies else self._default_reply(body)
         if reply.status is not None:
-            return _json({"error": {"message": reply.error or "scripted failure"}}, reply.status)
+            return as_json({"error": {"message": reply.error or "scripted failure"}}, reply.status)
         rid, adapter = body["rid"], body.get("lora_path")
         if adapter is not None and (problem := await self._name_adapter(rid, adapter)) is not None:
             reply = Reply(error=problem)
@@ -344,5 +344,6 @@ async def _send(response: web.StreamResponse, event: Json) -> None:
     await response.write(b"data: " + orjson.dumps(event) + b"\n\n")
 
 
-def _json(value: Any, status: int = 200) -> web.Response:
+def as_json(value: Any, status: int = 200) -> web.Response:
+    """An answer with a JSON body."""
     return web.Response(body=orjson.dumps(value), status=status, content_type="application/json")

@@ -1,18 +1,17 @@
-"""A scriptable inference engine for tests that speaks vLLM's HTTP API. It is scripted as `FakeEngine`, of which it is one.
+"""A scriptable inference engine for tests: vLLM's HTTP API, scripted as `FakeEngine`, without a model.
 
     with FakeVLLM() as engine:
         engine.enqueue(Reply([5, 6, 2]))
         ...
         assert engine.requests[0]["token_ids"] == [...]
 
-By default it answers as a server that agentrl started: exact version spans in every event, weights loaded from a folder,
-digests, a key for all routes. With `stock` it answers as `vllm serve` does, whose label is `default` until it gets
-another one.
+By default it answers as a server that agentrl started: exact version spans in every event, weights that are loaded from
+a folder, digests, a key for all routes. With `stock` it answers as `vllm serve` does: its label is `default` until it
+gets another one.
 """
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
 import orjson
@@ -20,13 +19,14 @@ from aiohttp import web
 
 from agentrl.domain.schemas import Json
 from agentrl.engine.engine_client import Capability
-from agentrl.testing.fake_controls import Control
+from agentrl.testing.fake_controls import Control, missing_folder
 from agentrl.testing.fake_engine import FakeEngine, as_json
 from agentrl.testing.replies import Reply, RunningReply
 from agentrl.testing.vllm_replies import PREFIX, event_of, in_sglangs_words, problem_of, usage_of
 
 FRESH = "default"
 """The label of weights that nobody has labelled."""
+CORE_DIED = "EngineCore encountered an issue. See stack trace (above) for the root cause."
 MODES = ("abort", "wait", "keep")
 PROMISES = frozenset(Capability) - {
     Capability.PREPARATION,
@@ -40,8 +40,8 @@ PROMISES = frozenset(Capability) - {
 
 
 class FakeVLLM(FakeEngine):
-    """Serves as `FakeEngine` does. `dev_mode`, `scale_out`: of a stock server, whether it was started with
-    `VLLM_SERVER_DEV_MODE=1` and `--enable-scale-out`. `kill_core` ends the process that computes.
+    """Serves as `FakeEngine` does. `dev_mode` and `scale_out` say whether a stock server was started with
+    `VLLM_SERVER_DEV_MODE=1` and `--enable-scale-out`.
     """
 
     def __init__(
@@ -58,6 +58,7 @@ class FakeVLLM(FakeEngine):
     def kill_core(self) -> None:
         """Let the process that computes die: running replies end with an error."""
         self.core_died = True
+        self._aborted |= self.running
         self._server.call(self._notify())
 
     def _reset(self) -> None:
@@ -123,7 +124,7 @@ class FakeVLLM(FakeEngine):
         return as_json({"capabilities": sorted(promises)})
 
     async def _digests(self, request: web.Request) -> web.Response:
-        return as_json({"ranks": [self._found_digests()]})
+        return as_json({"ranks": [self._weights_digests()]})
 
     async def _models(self, request: web.Request) -> web.Response:
         base = {"id": self._base_path, "root": self._base_path, "parent": None, "max_model_len": self.context_length}
@@ -132,7 +133,7 @@ class FakeVLLM(FakeEngine):
 
     def _of_core(self, answer: Json) -> web.Response:
         """An answer of the process that computes."""
-        return as_json({"error": self._error("core", 500)}, 500) if self.core_died else as_json(answer)
+        return as_json({"error": self._error(CORE_DIED, 500)}, 500) if self.core_died else as_json(answer)
 
     # -- controls --------------------------------------------------------------------------------------------------
 
@@ -168,7 +169,7 @@ class FakeVLLM(FakeEngine):
         return as_json({"status": "paused"})
 
     def _holds(self, rid: str) -> bool:
-        return self.paused and rid not in self._draining and not self.core_died
+        return self.paused and rid not in self._draining
 
     async def _reset_prefix_cache(self, request: web.Request) -> web.Response:
         """Clear the cache. `reset_running_requests` also takes running ones out of it, which are computed again."""
@@ -183,7 +184,7 @@ class FakeVLLM(FakeEngine):
     async def _weight_checker(self, body: Json) -> tuple[int, Json]:
         if body.get("action") != "checksum":
             return 400, {"error": self._error("action: Input should be 'checksum'")}
-        return 200, {"checksums": self._found_digests()}
+        return 200, {"checksums": self._weights_digests()}
 
     async def _load_lora_adapter(self, body: Json) -> tuple[int, Json | None]:
         name, folder = body["lora_name"], body["lora_path"]
@@ -192,7 +193,7 @@ class FakeVLLM(FakeEngine):
             return 400, {"error": self._error(f"The lora adapter '{name}' has already been loaded.")}
         if problem is not None:
             return 500, {"error": self._error(problem, 500)}
-        if not is_folder(folder):
+        if missing_folder(folder) is not None:
             return 404, {"error": self._error(f"Loading lora {name} failed: No adapter found for {folder}", 404)}
         self.adapters[name] = folder
         return 200, None
@@ -212,6 +213,8 @@ class FakeVLLM(FakeEngine):
         self.headers.append(dict(request.headers))
         if not self.scale_out:
             return as_json({"error": self._error("Scale-out endpoints are disabled", 403)}, 403)
+        if self.core_died:
+            return as_json({"error": self._error(CORE_DIED, 500)}, 500)
         if (problem := problem_of(asked, self.vocab_size)) is not None:
             return as_json({"error": self._error(problem)}, 400)
         model = asked.get("model")
@@ -232,7 +235,7 @@ class FakeVLLM(FakeEngine):
 
     def _event(self, state: RunningReply, n_tokens: int, *, aborted: bool) -> Json:
         if self.core_died:
-            return {"error": self._error("EngineCore encountered an issue. See stack trace (above).", 500)}
+            return {"error": self._error(CORE_DIED, 500)}
         told = state.event(n_tokens, self.version, aborted=aborted)
         return event_of(state, told, early_spans=not self.stock)
 

@@ -33,6 +33,8 @@ class VLLMClient(WeightRoutes):
     streams.
     """
 
+    backend = "vllm"
+
     async def generate(
         self,
         *,
