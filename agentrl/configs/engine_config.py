@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Annotated, Literal, NamedTuple, get_args
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, field_validator
 
 from agentrl.configs.section import Positive, Seconds, Section, plain_address
 
 CPU_REQUESTS = 64
 """What `max_running_requests: null` means on a CPU."""
-BackendName = Literal["sglang"]
+BackendName = Literal["sglang", "vllm"]
 """A kind of server: a name of `agentrl.engine.backends.BACKENDS`."""
 NAMES: tuple[BackendName, ...] = get_args(BackendName)
 NAME = r"^[A-Za-z0-9][A-Za-z0-9_-]{0,63}$"
@@ -52,10 +52,12 @@ def _split(text: str) -> tuple[str | None, str]:
 
 
 class EngineConfig(Section):
-    """SGLang servers, started by `agentrl train` or given as `urls`."""
+    """Inference servers, started by `agentrl train` or given as `urls`."""
 
     backend: BackendName = "sglang"
-    """The inference server of the engines."""
+    """The inference server of the engines. `vllm` needs an environment of its own: `make setup-vllm`, or
+    AGENTRL_VLLM_PYTHON.
+    """
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """`auto` uses CUDA when torch finds a GPU."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
@@ -71,7 +73,9 @@ class EngineConfig(Section):
     chunked_prefill_tokens: Positive | None = None
     """Tokens of a prompt that are computed at once; null: the server chooses."""
     attention_backend: Annotated[str, Field(pattern=NAME)] | None = None
-    """Attention kernels, for example `fa3` or `flashinfer`; null: `torch_native` on a CPU, else the server chooses."""
+    """Attention kernels, for example `fa3` or `flashinfer`; null: the server chooses; SGLang takes
+    `torch_native` on a CPU.
+    """
     kv_cache_dtype: Annotated[str, Field(pattern=NAME)] | None = None
     """Type of the key/value cache, for example `fp8_e4m3`; null: as the activations."""
     quantization: Annotated[str, Field(pattern=NAME)] | None = None
@@ -94,7 +98,7 @@ class EngineConfig(Section):
     `backend`. Their keys come from AGENTRL_ENGINE_KEY.
     """
     extra_args: list[str] = Field(default_factory=list)
-    """Further arguments of `sglang.launch_server`."""
+    """Further arguments of `sglang.launch_server` or `vllm serve`."""
 
     @field_validator("urls")
     @classmethod
@@ -106,9 +110,3 @@ class EngineConfig(Section):
     def dtype_on(self, device: Literal["cpu", "cuda"]) -> Literal["float32", "bfloat16", "float16"]:
         """The type on the engines' device."""
         return default_dtype(device) if self.dtype == "auto" else self.dtype
-
-    @model_validator(mode="after")
-    def _can_be_started(self) -> EngineConfig:
-        if not self.urls and self.backend != "sglang":
-            raise ValueError(f"agentrl starts only SGLang: backend {self.backend} needs urls")
-        return self

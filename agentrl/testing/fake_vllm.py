@@ -24,6 +24,8 @@ from agentrl.testing.fake_engine import FakeEngine, as_json
 from agentrl.testing.replies import Reply, RunningReply
 from agentrl.testing.vllm_replies import PREFIX, event_of, in_sglangs_words, problem_of, usage_of
 
+VERSION = "0.32.0"
+"""Of the vLLM that it imitates."""
 FRESH = "default"
 """The label of weights that nobody has labelled."""
 CORE_DIED = "EngineCore encountered an issue. See stack trace (above) for the root cause."
@@ -40,17 +42,24 @@ PROMISES = frozenset(Capability) - {
 
 
 class FakeVLLM(FakeEngine):
-    """Serves as `FakeEngine` does. `dev_mode` and `scale_out` say whether a stock server was started with
-    `VLLM_SERVER_DEV_MODE=1` and `--enable-scale-out`.
+    """Serves as `FakeEngine` does. `dev_mode`, `scale_out` and `logprobs_mode` say how a stock server was started: with
+    `VLLM_SERVER_DEV_MODE=1`, `--enable-scale-out`, `--logprobs-mode`.
     """
 
     def __init__(
-        self, *arguments: Any, stock: bool = False, dev_mode: bool = True, scale_out: bool = True, **options: Any
+        self,
+        *arguments: Any,
+        stock: bool = False,
+        dev_mode: bool = True,
+        scale_out: bool = True,
+        logprobs_mode: str = "processed_logprobs",
+        **options: Any,
     ) -> None:
         super().__init__(*arguments, **options)
         self.stock = stock
         self.dev_mode = dev_mode or not stock
         self.scale_out = scale_out or not stock
+        self.logprobs_mode = logprobs_mode
         self.core_died = False
         self._base_path = self.model_path
         self._draining: set[str] = set()  # requests that a pause lets finish
@@ -84,6 +93,7 @@ class FakeVLLM(FakeEngine):
             add(router, "/abort_requests", self._abort_any)
             router.add_post("/pause", self._pause)
             add(router, "/resume", self._continue_generation)
+            router.add_get("/server_info", self._server_info)
             router.add_get("/is_paused", self._is_paused)
             router.add_get("/weight_info", self._weight_info)
             router.add_post("/reset_prefix_cache", self._reset_prefix_cache)
@@ -93,7 +103,7 @@ class FakeVLLM(FakeEngine):
             router.add_get("/ready", self._ready)
             router.add_get("/agentrl/server", self._promises)
             router.add_get("/agentrl/digests", self._digests)
-            add(router, "/update_weights_from_disk", self._update_weights_from_disk)
+            add(router, "/update_weights_from_disk", self._load_folder)
 
     def _add_control(self, router: web.UrlDispatcher, path: str, control: Control) -> None:
         router.add_post(path, self._recorded(path, control))
@@ -102,7 +112,7 @@ class FakeVLLM(FakeEngine):
         return not path.startswith(("/v1", "/inference")) if self.stock else path in ("/health", "/ready")
 
     async def _ready(self, request: web.Request) -> web.Response:
-        return as_json({"is_paused": self.paused, "is_dead": self.core_died})
+        return self._of_core({"is_paused": self.paused}, 503)
 
     async def _is_paused(self, request: web.Request) -> web.Response:
         return self._of_core({"is_paused": self.paused})
@@ -114,14 +124,17 @@ class FakeVLLM(FakeEngine):
         return self._of_core({"weight_version": str(self.version)})
 
     async def _get_version(self, request: web.Request) -> web.Response:
-        return as_json({"version": "0.32.0"})
+        return as_json({"version": VERSION})
 
     async def _openapi(self, request: web.Request) -> web.Response:
         return as_json({"paths": {resource.canonical: {} for resource in request.app.router.resources()}})
 
     async def _promises(self, request: web.Request) -> web.Response:
         promises = PROMISES | ({Capability.ADAPTERS} if self.takes_adapters else set())
-        return as_json({"capabilities": sorted(promises)})
+        return as_json({"capabilities": sorted(promises), "vllm": VERSION})
+
+    async def _server_info(self, request: web.Request) -> web.Response:
+        return as_json({"vllm_config": {"model_config": {"logprobs_mode": self.logprobs_mode}}})
 
     async def _digests(self, request: web.Request) -> web.Response:
         return as_json({"ranks": [self._weights_digests()]})
@@ -131,9 +144,9 @@ class FakeVLLM(FakeEngine):
         loaded = [{"id": name, "root": path, "parent": self._base_path} for name, path in self.adapters.items()]
         return as_json({"object": "list", "data": [base, *loaded]})
 
-    def _of_core(self, answer: Json) -> web.Response:
-        """An answer of the process that computes."""
-        return as_json({"error": self._error(CORE_DIED, 500)}, 500) if self.core_died else as_json(answer)
+    def _of_core(self, answer: Json, dead: int = 500) -> web.Response:
+        """An answer of the process that computes, or the status `dead`."""
+        return as_json({"error": self._error(CORE_DIED, dead)}, dead) if self.core_died else as_json(answer)
 
     # -- controls --------------------------------------------------------------------------------------------------
 
@@ -186,6 +199,12 @@ class FakeVLLM(FakeEngine):
             return 400, {"error": self._error("action: Input should be 'checksum'")}
         return 200, {"checksums": self._weights_digests()}
 
+    async def _load_folder(self, body: Json) -> tuple[int, Json]:
+        """Load a folder; a server that is not paused pauses meanwhile."""
+        if missing_folder(body["model_path"]) is None and body.get("flush_cache") and not self._is_idle():
+            return 400, {"success": False, "message": "the prefix cache cannot be cleared: requests use it"}
+        return await self._update_weights_from_disk(body)
+
     async def _load_lora_adapter(self, body: Json) -> tuple[int, Json | None]:
         name, folder = body["lora_name"], body["lora_path"]
         problem, self.fail_next_update = self.fail_next_update, None
@@ -214,7 +233,7 @@ class FakeVLLM(FakeEngine):
         if not self.scale_out:
             return as_json({"error": self._error("Scale-out endpoints are disabled", 403)}, 403)
         if self.core_died:
-            return as_json({"error": self._error(CORE_DIED, 500)}, 500)
+            return self._of_core({})
         if (problem := problem_of(asked, self.vocab_size)) is not None:
             return as_json({"error": self._error(problem)}, 400)
         model = asked.get("model")

@@ -11,6 +11,7 @@ do. Another one is sampled from, paused and labelled by vLLM's routes, which nee
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Sequence
+from enum import StrEnum
 
 import orjson
 
@@ -21,11 +22,19 @@ from agentrl.engine.control.control_requests import decode, failed, late, refusa
 from agentrl.engine.engine_client import Capability, Health, PauseMode
 from agentrl.engine.event_buffer import EventBuffer
 from agentrl.engine.vllm.vllm_events import AnswerReader, refused
-from agentrl.engine.vllm.vllm_params import has_grammar, translated
+from agentrl.engine.vllm.vllm_params import has_grammar, is_restricted, translated
 from agentrl.engine.vllm.vllm_paths import ABORT, ABORT_ANY, GENERATE, NOT_FOUND, PROMISES, READY, ROUTING_HEADER
-from agentrl.engine.vllm.vllm_weights import WeightRoutes
+from agentrl.engine.vllm.vllm_weights import OURS, WeightRoutes
 from agentrl.engine.wire import NotConnected
 from agentrl.errors import EngineDied, EngineError, EngineRejected, EngineUnavailable
+
+
+class Logprobs(StrEnum):
+    """What a server's logprobs are of."""
+
+    FULL = "full"  # the whole distribution, after temperature, biases, penalties and grammars
+    RESTRICTED = "restricted"  # what top-p, top-k and min-p leave of it
+    RAW = "raw"  # the model's own distribution
 
 
 class VLLMClient(WeightRoutes):
@@ -34,6 +43,7 @@ class VLLMClient(WeightRoutes):
     """
 
     backend = "vllm"
+    _logprobs: Logprobs | None = None  # None until it was asked
 
     async def generate(
         self,
@@ -61,6 +71,7 @@ class VLLMClient(WeightRoutes):
         if cache_key is not None:
             body["cache_salt"] = cache_key
         headers = {ROUTING_HEADER: routing_key} if routing_key is not None else {}
+        await self._check_meaning(sampling_params)
         where, seconds = f"{self.url}{GENERATE}", timeout_s or self._timeout_s
         bound = has_grammar(sampling_params)
         events, reader, response, ended = EventBuffer(), AnswerReader(adapter, bound=bound), None, False
@@ -104,6 +115,25 @@ class VLLMClient(WeightRoutes):
         paths = (await self._call("GET", "/openapi.json")).get("paths", {})
         routes = {"/pause": Capability.PAUSES, "/v1/load_lora_adapter": Capability.ADAPTERS}
         return frozenset({Capability.GRAMMARS, *(can for path, can in routes.items() if path in paths)})
+
+    async def _check_meaning(self, params: Json) -> None:
+        """Refuse what would get logprobs of another distribution: those of vLLM itself are of what top-p, top-k and
+        min-p leave, and without `--logprobs-mode processed_logprobs` they have no temperature and no biases.
+        """
+        if self._logprobs is None:
+            self._logprobs = await self._meaning()
+        if self._logprobs is Logprobs.RAW:
+            raise EngineError(f"{self.url} needs --logprobs-mode processed_logprobs, or {OURS}")
+        if self._logprobs is Logprobs.RESTRICTED and is_restricted(params):
+            said = "top_p, top_k and min_p need an engine that was started by agentrl"
+            raise EngineRejected(f"{self.url} refused: {said}", engine_message=said)
+
+    async def _meaning(self) -> Logprobs:
+        if Capability.FULL_LOGPROBS in await self.capabilities():
+            return Logprobs.FULL
+        info = await self._call("GET", "/server_info?config_format=json")
+        mode = (info.get("vllm_config") or {}).get("model_config", {}).get("logprobs_mode")
+        return Logprobs.RESTRICTED if mode == "processed_logprobs" else Logprobs.RAW
 
     def hang_up(self) -> None:
         """Close all streams of a hanging server; they raise EngineUnavailable."""

@@ -1,9 +1,9 @@
-"""Sampling parameters in vLLM's words. vLLM ignores fields that it does not know, so every parameter has a rule here."""
+"""Sampling parameters in vLLM's words. vLLM ignores fields that it does not know, so each parameter has a rule here."""
 
 from __future__ import annotations
 
 from agentrl.domain.schemas import Json
-from agentrl.engine.sampling_params import GRAMMARS, MAX_SEED
+from agentrl.engine.sampling_params import GRAMMARS, MAX_SEED, MAX_TOP_K
 from agentrl.errors import EngineRejected
 
 GREEDY_BELOW = 1e-6
@@ -57,6 +57,12 @@ def translated(params: Json, top_logprobs: int = 0) -> Json:
 def has_grammar(params: Json) -> bool:
     """Whether a grammar binds the answer."""
     return any(params.get(name) is not None for name in GRAMMARS)
+
+
+def is_restricted(params: Json) -> bool:
+    """Whether tokens are sampled from a part of the distribution."""
+    top_p, top_k, min_p = (params.get(name) for name in ("top_p", "top_k", "min_p"))
+    return (top_p or 1) < 1 or (min_p or 0) > 0 or 0 < (top_k or 0) < MAX_TOP_K
 
 
 def _temperature(value: float) -> float:
