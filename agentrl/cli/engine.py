@@ -1,4 +1,4 @@
-"""`agentrl engine`: starts one SGLang server, watches it and restarts it."""
+"""`agentrl engine`: starts one inference server, watches it and restarts it."""
 
 from __future__ import annotations
 
@@ -21,6 +21,9 @@ def engine(
     model: Annotated[
         str | None, typer.Option("--model", help="smollm2, tiny, or a Hugging Face folder.", show_default=False)
     ] = None,
+    backend: Annotated[
+        Literal["sglang", "vllm"], typer.Option(help="The inference server. vllm needs `make setup-vllm`.")
+    ] = "sglang",
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 picks a free one.")] = 30000,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     device: Annotated[
@@ -40,7 +43,7 @@ def engine(
     ] = None,
     start_timeout_s: Annotated[float, typer.Option(min=1, help="Timeout of a start.")] = 300.0,
     log_file: Annotated[
-        Path | None, typer.Option(help="File for SGLang's output; default: runs/engine-PORT.log.")
+        Path | None, typer.Option(help="File for the server's output; default: runs/engine-PORT.log.")
     ] = None,
     weights: Annotated[Path | None, typer.Option(help="Load this folder's weights after each start.")] = None,
     version: Annotated[int | None, typer.Option(min=1, help="The version of --weights.")] = None,
@@ -79,7 +82,7 @@ def engine(
         str | None, typer.Option(help="HOST:PORT of host 0, where the hosts of the engine meet.", show_default=False)
     ] = None,
 ) -> None:
-    """Start an SGLang server on a GPU or CPU, restart it when it dies, and end it on Ctrl-C.
+    """Start an SGLang or vLLM server on a GPU or CPU, restart it when it dies, and end it on Ctrl-C.
 
     Base weights are version 0. A proxy that uses the server loads the run's version into it. The server requires the
     key in AGENTRL_ENGINE_KEY; without one it creates a random key in a file beside the log, which the proxy needs, or,
@@ -132,6 +135,7 @@ def engine(
         start_timeout_s = run.engine.start_timeout_s
     else:
         spec = EngineSpec(
+            backend=backend,
             model=folder,
             host=host,
             port=port,
@@ -214,13 +218,13 @@ class _Screen:
         self._console = console
         self._key_file = key_file
         self._log_file = log_file
-        self._status = console.status("starting SGLang")
+        self._status = console.status("starting the engine")
         self._status.start()
 
     def starting(self, elapsed_s: float, log_line: str) -> None:
         from rich.text import Text
 
-        self._status.update(Text.assemble(f"starting SGLang: {elapsed_s:.0f} s  ", (log_line[:80], "dim")))
+        self._status.update(Text.assemble(f"starting the engine: {elapsed_s:.0f} s  ", (log_line[:80], "dim")))
 
     def serving(self, server: Server, start_s: float) -> None:
         self._status.stop()

@@ -12,6 +12,8 @@ from agentrl.engine.engine_client import EngineClient
 from agentrl.engine.engine_spec import EngineSpec
 from agentrl.engine.sglang import sglang_command
 from agentrl.engine.sglang.sglang_client import SGLangClient
+from agentrl.engine.vllm import vllm_command
+from agentrl.engine.vllm.vllm_client import VLLMClient
 
 
 class Connect(Protocol):
@@ -31,4 +33,7 @@ class Backend:
     environment: Callable[[EngineSpec], dict[str, str]]
 
 
-BACKENDS: dict[str, Backend] = {"sglang": Backend(SGLangClient, sglang_command.argv, sglang_command.environment)}
+BACKENDS: dict[str, Backend] = {
+    "sglang": Backend(SGLangClient, sglang_command.argv, sglang_command.environment),
+    "vllm": Backend(VLLMClient, vllm_command.argv, vllm_command.environment),
+}

@@ -9,44 +9,44 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from agentrl.engine.checks.load_checks import LoadChecks
 from agentrl.engine.prepared.asgi_bodies import MOST_BYTES, answer_json, read_body, replay
 from agentrl.errors import ModelFolderError
 
-
-@dataclass(frozen=True, slots=True)
-class Loads:
-    """A route by which a server is told to load a folder."""
-
-    field: str  # of the body, that names the folder
-    check: Callable[[Path], None]  # raises ModelFolderError
+CHECKS: dict[str, tuple[str, Callable[[LoadChecks, Path], None]]] = {
+    "/update_weights_from_disk": ("model_path", LoadChecks.checkpoint),
+    "/load_lora_adapter": ("lora_path", LoadChecks.adapter),  # of SGLang
+    "/v1/load_lora_adapter": ("lora_path", LoadChecks.adapter),  # of vLLM
+}
+"""The routes by which servers are told to load a folder, the field of the body that names it, and its check."""
 
 
 class ChecksFolders:
-    """Checks the folders of these routes (path → `Loads`) before the server reads them. Other bodies pass."""
+    """Checks folders before the server reads them. Bodies that name none pass."""
 
-    def __init__(self, app: Any, *, routes: Mapping[str, Loads]) -> None:
+    def __init__(self, app: Any, *, checks: LoadChecks) -> None:
         self._app = app
-        self._routes = routes
+        self._checks = checks
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         """Answer 400 for a folder that does not fit, else call the app."""
-        loads = self._routes.get(scope["path"]) if scope["type"] == "http" and scope["method"] == "POST" else None
-        if loads is None:
+        found = CHECKS.get(scope["path"]) if scope["type"] == "http" and scope["method"] == "POST" else None
+        if found is None:
             await self._app(scope, receive, send)
             return
+        field, check = found
         body = await read_body(receive)
         if body is None:
             await _refuse(send, f"the body is larger than {MOST_BYTES} bytes")
             return
-        folder = _folder(body, loads.field)
+        folder = _folder(body, field)
         if folder is not None:
             try:
-                await asyncio.to_thread(loads.check, folder)
+                await asyncio.to_thread(check, self._checks, folder)
             except ModelFolderError as error:
                 await _refuse(send, str(error))
                 return

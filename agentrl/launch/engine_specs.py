@@ -31,6 +31,7 @@ def engine_spec(run: RunConfig, model: Path, index: int, **place: Any) -> Engine
         routing_shape(model)
     device = pick_device(config.device)
     settings: dict[str, Any] = {
+        "backend": config.backend,
         "model": model,
         "device": device,
         "dtype": config.dtype_on(device),

@@ -132,7 +132,7 @@ def engine_share(plan: Plan) -> float | None:
 
 
 def engines(plan: Plan) -> list[Part]:
-    """One part per SGLang server of the run. It starts with base weights; the proxy loads the run's version."""
+    """One part per engine of the run. It starts with base weights; the proxy loads the run's version."""
     parts, share = [], engine_share(plan)
     for index, port in enumerate(plan.engine_ports):
         spec = engine_spec(

@@ -509,6 +509,7 @@ engines = Table(
     Column("updating_until", Float),  # after that, another replica may
     Column("leased_until", Float),  # of an engine that joined by itself
     Column("own_key", Boolean, nullable=False, server_default=false()),  # it requires a key of its own
+    Column("backend", String(32)),  # of its server; null: the run's, of an engine that no replica has seen yet
     # What replicas read each second: rows that changed. The time is the database's.
     Column("changes", Integer, nullable=False, server_default="0"),  # grows with every change
     Column("changed_at", Float, nullable=False, server_default="0"),

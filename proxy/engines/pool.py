@@ -174,7 +174,7 @@ class EnginePool:
             rows = self._records.members
             for engine in self.engines:
                 row = rows.get(engine.url)
-                if engine.joined and (row is None or not row.joined or row.own_key != engine.own_key):
+                if engine.joined and (row is None or not row.joined or not engine.is_of(row)):
                     self._leave(engine)
             known = {engine.url for engine in self.engines if not engine.left}
             joined = [row for row in rows.values() if row.joined and row.url not in known]

@@ -8,7 +8,6 @@ app and removes CORS. With a key it rejects options that would serve another app
 
 from __future__ import annotations
 
-import hmac
 import os
 import sys
 from pathlib import Path
@@ -16,44 +15,14 @@ from typing import Any
 
 from agentrl.engine.checks.load_checks import LoadChecks
 from agentrl.engine.control.preparation import VERSIONS
-from agentrl.engine.engine_keys import authorization
-from agentrl.engine.folder_guard import ChecksFolders, Loads
+from agentrl.engine.folder_guard import ChecksFolders
+from agentrl.engine.key_required import KeyRequired, without_cors
 from agentrl.engine.prepared.prepares_versions import PreparesVersions
 from agentrl.engine.prepared.version_host import VERSION_CACHE, VersionHost, version_cache
 from agentrl.engine.stored_weights import STORED_WEIGHTS, FetchesWeights, StoredWeights, stored_weights
 from agentrl.environment import ENGINE_KEY, drop_secrets
 
-OPEN_PATHS = ("/health", "/ready")
-"""Health checks, which need no key."""
 _OTHERWISE = ("grpc_mode", "smg_grpc_mode", "grpc_port", "encoder_only", "use_ray", "enable_http2")
-UNAUTHORIZED = b'{"error": {"message": "this engine requires its key", "code": 401}}'
-
-
-class KeyRequired:
-    """ASGI middleware that requires the key for all paths except OPEN_PATHS, and for versions, which need a token."""
-
-    def __init__(self, app: Any, *, key: str) -> None:
-        self._app = app
-        self._expected = authorization(key)["Authorization"].encode()
-
-    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        """Check the key, then call the app."""
-        if scope["type"] == "lifespan" or (scope["type"] == "http" and self._may(scope)):
-            await self._app(scope, receive, send)
-        elif scope["type"] == "http":
-            headers = [(b"content-type", b"application/json"), (b"www-authenticate", b"Bearer")]
-            await send({"type": "http.response.start", "status": 401, "headers": headers})
-            await send({"type": "http.response.body", "body": UNAUTHORIZED})
-        else:
-            await send({"type": "websocket.close", "code": 1008})
-
-    def _may(self, scope: Any) -> bool:
-        if scope["method"] in ("GET", "HEAD", "DELETE") and scope["path"].startswith(VERSIONS):
-            return True  # VersionFiles requires a token
-        if scope["method"] == "GET" and scope["path"] in OPEN_PATHS:
-            return True
-        given = [value for name, value in scope["headers"] if name == b"authorization"]
-        return len(given) == 1 and hmac.compare_digest(given[0], self._expected)
 
 
 def guard(
@@ -69,20 +38,12 @@ def guard(
     copied from object storage. With `checks`, folders that do not fit the model are refused.
     """
     from starlette.middleware import Middleware
-    from starlette.middleware.cors import CORSMiddleware
 
-    others = [middleware for middleware in app.user_middleware if middleware.cls is not CORSMiddleware]
-    keyed = [] if key is None else [Middleware(KeyRequired, key=key)]
+    others = without_cors(app)
+    keyed = [] if key is None else [Middleware(KeyRequired, key=key, with_tokens=VERSIONS)]
     fetching = [] if weights is None else [Middleware(FetchesWeights, weights=weights)]
-    checking = [] if checks is None else [Middleware(ChecksFolders, routes=_loading_routes(checks))]
+    checking = [] if checks is None else [Middleware(ChecksFolders, checks=checks)]
     app.user_middleware = [*keyed, Middleware(PreparesVersions, host=host), *fetching, *checking, *others]
-
-
-def _loading_routes(checks: LoadChecks) -> dict[str, Loads]:
-    return {
-        "/update_weights_from_disk": Loads("model_path", checks.checkpoint),
-        "/load_lora_adapter": Loads("lora_path", checks.adapter),
-    }
 
 
 def main(argv: list[str]) -> None:

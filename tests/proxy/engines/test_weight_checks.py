@@ -17,7 +17,6 @@ from agentrl.versions import weights_folder
 from agentrl.versions.version_cache import VersionCache
 from tests.version_folders import changed, read_tensors, tensors, write_version
 
-
 LOAD = "/update_weights_from_disk"
 NORM = "model.norm.weight"
 WIDTH = 64

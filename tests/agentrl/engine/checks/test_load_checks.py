@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -34,13 +33,14 @@ def base_tensors() -> Tensors:
     return layers | {"model.norm.weight": matrices(6), "model.embed_tokens.weight": matrices(10, 6)}
 
 
-def adapter_tensors(layers: list[str], rank: int = RANK) -> Tensors:
-    found = {}
-    for name in layers:
-        out, into = SIZES[name]
-        found[f"{PEFT}{LAYER}.{name}.lora_A.weight"] = matrices(rank, into)
-        found[f"{PEFT}{LAYER}.{name}.lora_B.weight"] = matrices(out, rank)
-    return found
+def pair(layer: str, *, into: int, out: int, rank: int = RANK) -> Tensors:
+    names = (f"{PEFT}{layer}.lora_{half}.weight" for half in "AB")
+    return dict(zip(names, (matrices(rank, into), matrices(out, rank)), strict=True))
+
+
+def adapter_of(name: str, rank: int = RANK) -> Tensors:
+    out, into = SIZES[name]
+    return pair(f"{LAYER}.{name}", into=into, out=out, rank=rank)
 
 
 def write(folder: Path, tensors: Tensors, config: dict[str, Any] | None = None) -> Path:
@@ -80,7 +80,7 @@ def test_a_checkpoint_of_another_model_is_refused(
 
 
 def test_folders_without_readable_tensors_are_refused(checks: LoadChecks, tmp_path: Path) -> None:
-    with pytest.raises(ModelFolderError, match="no such folder: .*/v1"):
+    with pytest.raises(ModelFolderError, match=r"no such folder: .*/v1"):
         checks.checkpoint(tmp_path / "v1")
     (tmp_path / "v1").mkdir()
     with pytest.raises(ModelFolderError, match="v1 has no tensors"):
@@ -100,34 +100,34 @@ def test_an_adapter_that_the_trainer_wrote_is_loaded(tiny_model: Path, tmp_path:
 def test_an_adapter_is_found_under_the_prefix_of_the_models_files(tmp_path: Path) -> None:
     renamed = {name.replace("model.", "model.language_model."): value for name, value in base_tensors().items()}
     checks = LoadChecks(write(tmp_path / "base", renamed))
-    checks.adapter(write(tmp_path / "v1", adapter_tensors(["o_proj"]), {}))
+    checks.adapter(write(tmp_path / "v1", adapter_of("o_proj"), {}))
 
 
 @pytest.mark.parametrize(
     ("tensors", "config", "message"),
     [
-        (adapter_tensors(["q_proj"]), {}, "an adapter of .*q_proj but none of .*k_proj: engines fuse the two"),
-        (adapter_tensors(["o_proj"], rank=3), {}, r"o_proj has matrices of shape \[3, 8\] and \[6, 3\].*not rank 2"),
-        (adapter_tensors(["o_proj"]), {"r": 0}, "r must be a positive integer, not 0"),
-        (adapter_tensors(["o_proj"]), {"use_rslora": True}, "engines do not apply use_rslora: true"),
-        (adapter_tensors(["o_proj"]), {"rank_pattern": {"o_proj": 4}}, 'do not apply rank_pattern: {"o_proj": 4}'),
-        (adapter_tensors(["o_proj"]), {"modules_to_save": ["lm_head"]}, "do not apply modules_to_save"),
-        (adapter_tensors(["o_proj"]), {"peft_type": "LOHA"}, "does not describe an adapter of peft_type LORA"),
+        (adapter_of("q_proj"), {}, "an adapter of .*q_proj but none of .*k_proj: engines fuse the two"),
+        (adapter_of("o_proj", rank=3), {}, r"o_proj has matrices of shape \[3, 8\] and \[6, 3\].*not rank 2"),
+        (adapter_of("o_proj"), {"r": 0}, "r must be a positive integer, not 0"),
+        (adapter_of("o_proj"), {"use_rslora": True}, "engines do not apply use_rslora: true"),
+        (adapter_of("o_proj"), {"rank_pattern": {"o_proj": 4}}, 'do not apply rank_pattern: {"o_proj": 4}'),
+        (adapter_of("o_proj"), {"modules_to_save": ["lm_head"]}, "do not apply modules_to_save"),
+        (adapter_of("o_proj"), {"peft_type": "LOHA"}, "does not describe an adapter of peft_type LORA"),
         ({f"{PEFT}{LAYER}.o_proj.lora_A.weight": matrices(2, 8)}, {}, "o_proj has only one of lora_A and lora_B"),
         ({f"{PEFT}lm_head.lora_embedding_A": matrices(2, 6)}, {}, "is not a matrix of an adapter"),
         ({}, {}, "has no tensors of an adapter"),
         (
-            {f"{PEFT}{LAYER}.o_proj.lora_A.weight": matrices(2, 9), f"{PEFT}{LAYER}.o_proj.lora_B.weight": matrices(6, 2)},
+            pair(f"{LAYER}.o_proj", into=9, out=6),
             {},
             r"the adapter of .*o_proj is for a matrix \[6, 9\], the model's is \[6, 8\]",
         ),
         (
-            {f"{PEFT}model.layers.1.x.lora_A.weight": matrices(2, 8), f"{PEFT}model.layers.1.x.lora_B.weight": matrices(6, 2)},
+            pair("model.layers.1.x", into=8, out=6),
             {},
             "an adapter of model.layers.1.x, which the model has not",
         ),
     ],
-)  # fmt: skip
+)
 def test_an_adapter_that_an_engine_would_use_wrongly_is_refused(
     checks: LoadChecks, tmp_path: Path, tensors: Tensors, config: dict[str, Any], message: str
 ) -> None:
@@ -137,7 +137,7 @@ def test_an_adapter_that_an_engine_would_use_wrongly_is_refused(
 
 def test_without_the_base_models_tensors_the_form_is_checked(tmp_path: Path) -> None:
     checks = LoadChecks(tmp_path / "absent")
-    checks.adapter(write(tmp_path / "v1", adapter_tensors(["q_proj"]), {}))
+    checks.adapter(write(tmp_path / "v1", adapter_of("q_proj"), {}))
     checks.checkpoint(write(tmp_path / "v2", {"any": matrices(1)}))
     (tmp_path / "v1" / CONFIG).write_text("{")
     with pytest.raises(ModelFolderError, match=r"adapter_config.json cannot be read"):

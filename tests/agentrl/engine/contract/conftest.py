@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterable, Iterator
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 import pytest
@@ -13,7 +14,7 @@ from agentrl.domain.schemas import Json
 from agentrl.engine.backends import BACKENDS
 from agentrl.engine.engine_client import EngineClient
 from agentrl.engine.server_process import Server
-from agentrl.testing import FakeEngine
+from agentrl.testing import FakeEngine, FakeVLLM
 
 from .servers import SERVERS
 
@@ -24,16 +25,32 @@ def endless(input_ids: list[int], sampling_params: Json) -> list[int]:
     return [3 + i % 200 for i in range(n if sampling_params.get("ignore_eos") else 3)] + [2]
 
 
-@pytest.fixture(params=[pytest.param(name, marks=[pytest.mark.engine] * (name == "sglang")) for name in SERVERS])
-def url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+def fake(name: str, cache: Path) -> FakeEngine:
+    """The fake engine of this name, not started."""
+    if name == "fake-vllm":
+        return FakeVLLM(endless, context_length=2048, token_delay_s=0.002)
+    cumulative = name == "fake-cumulative"
+    return FakeEngine(endless, cumulative=cumulative, context_length=2048, token_delay_s=0.002, cache=cache)
+
+
+def named(names: Iterable[str]) -> list[Any]:
+    """Servers as parameters of the fixture `url`."""
+    return [pytest.param(name, marks=[pytest.mark.engine] * (name == "sglang")) for name in names]
+
+
+def served(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    """The URL of the server that the fixture's parameter names."""
     if request.param == "sglang":
         server: Server = request.getfixturevalue("sglang_engine")
         yield server.url
         return
-    cumulative = request.param == "fake-cumulative"
-    cache = tmp_path / "versions"
-    with FakeEngine(endless, cumulative=cumulative, context_length=2048, token_delay_s=0.002, cache=cache) as engine:
+    with fake(request.param, tmp_path / "versions") as engine:
         yield engine.url
+
+
+@pytest.fixture(params=named(SERVERS))
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    yield from served(request, tmp_path)
 
 
 @pytest.fixture

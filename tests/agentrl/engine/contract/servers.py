@@ -11,10 +11,10 @@ from agentrl.engine.engine_client import EngineClient
 # <|im_start|>user\nabcd<|im_end|>\n<|im_start|>assistant\n with the tiny model's byte tokens
 PROMPT = [1, 87, 85, 71, 84, 201, 67, 68, 69, 70, 2, 201, 1, 67, 85, 85, 75, 85, 86, 67, 80, 86, 201]
 LONG: Json = {"max_new_tokens": 1000, "ignore_eos": True, "temperature": 1.0}
-SERVERS = {"fake": "sglang", "fake-cumulative": "sglang", "sglang": "sglang"}
+SERVERS = {"fake": "sglang", "fake-cumulative": "sglang", "fake-vllm": "vllm", "sglang": "sglang"}
 """Server under test → its backend. A new backend is a new entry, and a new branch of `url` in conftest.py."""
-NO_TENSORS: frozenset[str] = frozenset()
-"""The servers that take weights only from a folder."""
+NO_TENSORS = NO_MEMORY = NO_PREPARATION = frozenset({"fake-vllm"})
+"""The servers that take weights only from a folder, that keep their memory, that prepare no versions."""
 
 
 def rid() -> str:

@@ -16,13 +16,14 @@ from version_folders import Tensors, Values, changed, write_version
 from agentrl.domain.schemas import Json, VersionSpan
 from agentrl.engine.chunks import Chunk
 from agentrl.engine.control.preparation import Order, Preparation, PreparationState
-from agentrl.engine.engine_client import EngineClient, Health
+from agentrl.engine.engine_client import Capability, EngineClient, Health
 from agentrl.engine.sglang.sglang_client import SGLangClient
-from agentrl.errors import EngineRejected, NotPrepared
+from agentrl.errors import CannotPrepare, EngineRejected, NotPrepared
 from agentrl.testing import FakeEngine
 from agentrl.versions.read_tokens import read_token
 
-from .servers import LONG, PROMPT, collect, n_tokens, rid
+from .conftest import named, served
+from .servers import LONG, NO_PREPARATION, PROMPT, SERVERS, collect, n_tokens, rid
 
 GREEDY: Json = {"max_new_tokens": 40, "ignore_eos": True, "temperature": 0.0}
 FEW: Json = {"max_new_tokens": 2, "ignore_eos": True}
@@ -62,6 +63,11 @@ def tensors_of(model: Path) -> dict[str, Values]:
     return found
 
 
+@pytest.fixture(params=named([name for name in SERVERS if name not in NO_PREPARATION]))
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    yield from served(request, tmp_path)
+
+
 @pytest.fixture(scope="module")
 def run(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
     return Run(tmp_path_factory.mktemp("weights"), tensors_of(tiny_model))
@@ -97,6 +103,19 @@ async def loaded(client: EngineClient, folder: Path, version: int) -> list[dict[
     await client.update_weights_from_disk(folder, version)
     await client.continue_generation()
     return await client.checksums()
+
+
+@pytest.mark.parametrize("url", named(NO_PREPARATION), indirect=True)
+async def test_an_engine_that_prepares_no_versions_says_so(client: EngineClient, run: Run) -> None:
+    assert await client.preparation() is None
+    assert Capability.PREPARATION not in await client.capabilities()
+    with pytest.raises(CannotPrepare):
+        await client.prepare(run.order(1))
+    await client.pause("retract")
+    with pytest.raises(NotPrepared):
+        await client.swap("v1-a", 1)
+    await client.continue_generation()
+    assert client.version_source("v1-a", 2**31) is None
 
 
 async def test_an_engine_that_has_been_asked_for_nothing_has_prepared_nothing(client: EngineClient) -> None:

@@ -1,0 +1,1 @@
+"""vLLM as an engine: its client, how it is started, and what we add inside it."""
