@@ -29,6 +29,7 @@ LOGPROBS = "processed_logprobs"
 _OTHERWISE = ("--uds", "--grpc", "--grpc-port", "--headless", "--api-server-count", "--data-parallel-size")
 """Options with which other processes, or none of these routes, would serve."""
 ALWAYS = (
+    Capability.WEIGHTS,
     Capability.EARLY_SPANS,
     Capability.FULL_LOGPROBS,
     Capability.GRAMMARS,
