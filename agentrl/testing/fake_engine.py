@@ -281,6 +281,7 @@ class FakeEngine(Controls):
     ) -> None:
         if reply.error is not None:
             await _send(response, {"error": self._error(reply.error)})
+            await response.write(b"data: [DONE]\n\n")
             return
         state = RunningReply(reply, body, cumulative=self.cumulative, routing=self.routing)
         for n_tokens in state.steps():

@@ -1,9 +1,9 @@
 """One segment of an answer: a request to an engine, and which weight version sampled each of its tokens.
 
-SGLang reports exact version spans with a segment's last event. Earlier events name only the version that the engine
-serves when it sends them. So the tokens of a segment that broke off are known to be of version v only if the engine
-served v when the request was sent and every event named v. A segment that names an adapter is of the adapter's version
-as a whole.
+An engine with early spans says with every event which version sampled which token, SGLang only with a segment's last
+event: earlier ones name the version that the engine serves when it sends them. So the tokens of a segment that broke
+off there are known to be of version v only if the engine served v when the request was sent and every event named v. A
+segment that names an adapter is of the adapter's version as a whole.
 
 Where updates keep the engines' caches (pause mode `in_place`), a request may reuse cache entries of its own version
 only. A segment that newer weights continued has keys and values of older ones: `kv_mixed`.
@@ -133,7 +133,8 @@ class Segment:
     async def account(self, sampled: Sampled, pool: EnginePool) -> None:
         """Attribute the tokens of a segment that broke off to a version. Raises Interrupted when it is not known."""
         n_tokens = len(sampled.output_ids) - self.start
-        if n_tokens == 0:
+        reported = sampled.spans[-1].end if sampled.spans else 0
+        if n_tokens == 0 or reported == len(sampled.output_ids):
             return
         if self.version is None or self.n_known < n_tokens or not await pool.never_left(self.version):
             raise Interrupted("the engine died before it reported which weights sampled these tokens")
