@@ -24,7 +24,7 @@ from agentrl.errors import EngineError, EngineKeyRefused, EngineRejected, Engine
 
 LACKS: Mapping[Capability, str] = {
     Capability.WEIGHTS: "only adapters can be published to it (trainer.lora.publish: adapter)",
-    Capability.EARLY_SPANS: "an answer that breaks off after a publish is not continued: its versions are unknown",
+    Capability.EARLY_SPANS: "if it dies after weights changed during an answer, the answer is sampled again or fails",
     Capability.FULL_LOGPROBS: "calls with top_p, top_k or min_p are refused",
     Capability.GRAMMARS: "response formats and forced tool calls are refused",
     Capability.PAUSES: "weights cannot be changed while it has calls",
@@ -57,7 +57,7 @@ class EngineReport:
     title: str | None = None
     release: str | None = None
     supported: str | None = None
-    health: Health = Health.DEAD
+    health: Health | None = None
     requires_key: bool | None = None
     model: str | None = None
     label: str | None = None
@@ -100,9 +100,11 @@ async def examine(url: str, key: str | None, backend: str | None, timeout_s: flo
             why = f"it requires its key: set {ENGINE_KEY}" if key is None else f"it refuses the key in {ENGINE_KEY}"
             report.problems.append(why)
         except EngineUnavailable as error:
+            report.health = Health.DEAD
             report.problems.append(f"it does not answer: {error}")
         except EngineError as error:
-            report.problems.append(str(error))
+            hint = "" if report.backend is None else f"; start it {BACKENDS[report.backend].support.start}"
+            report.problems.append(f"{error}{hint}")
     return report
 
 
@@ -144,23 +146,25 @@ def _problems_of_server(
     if support.is_too_old(facts.release):
         yield f"{support.title} {facts.release} is too old: {support.oldest} or later is needed"
     if not info.version.isdecimal():
-        yield f"its weights have the label {info.version!r}, which is no version: start it {support.label}"
+        yield f"its weights have the label {info.version!r}, which is no version: {support.label}"
     lacking = [one for one in (Capability.WEIGHTS, Capability.PAUSES) if one not in can]
     if lacking and Capability.ADAPTERS not in can:
         yield f"its weights cannot be changed: start it {support.options.get(lacking[0], support.start)}"
 
 
 async def _sample(client: EngineClient, support: Support, report: EngineReport, timeout_s: float) -> None:
-    """Sample from the engine if it serves a version. Raises EngineKeyRefused."""
+    """Sample from the engine if it serves. Raises EngineKeyRefused."""
     if report.health is Health.PAUSED:
         report.problems.append("it is paused, or still starting: it was not sampled from")
-    if report.health is not Health.SERVING or report.version is None:
+    if report.health is not Health.SERVING:
         return
     try:
         report.probe = await probe(client, report.version, timeout_s)
     except EngineKeyRefused:
         raise
     except EngineError as error:
+        if report.version is None and isinstance(error, EngineUnavailable):
+            return  # of the label, which is reported
         report.problems.append(f"it does not sample {TOKENS} tokens: {error}; start it {support.start}")
         return
     report.problems += report.probe.problems

@@ -73,8 +73,9 @@ def spread(chunks: Sequence[Chunk]) -> float | None:
 
 
 def scales(warm: float | None, cold: float | None) -> bool | None:
-    """Whether logprobs are divided by the temperature, from their spread at both. log softmax(z / T) keeps (zᵢ − zⱼ) / T
-    whatever the other logits are. None if the spread does not say.
+    """Whether logits are divided by the temperature, from the spread of logprobs at both; None if it does not say.
+
+    log softmax(z / T)ᵢ − log softmax(z / T)ⱼ = (zᵢ − zⱼ) / T
     """
     if warm is None or cold is None or warm < LEAST_SPREAD:
         return None

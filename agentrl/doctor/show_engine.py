@@ -13,7 +13,8 @@ from agentrl.doctor.show import hanging
 
 def show_engine(report: EngineReport, console: Console) -> None:
     """Print what the engine is, what it can do and what it lacks, and the verdict."""
-    console.print(Text.assemble((report.url, "bold"), f" · {report.health}"))
+    state = "" if report.health is None else f" · {report.health}"
+    console.print(Text.assemble((report.url, "bold"), state))
     if report.backend is not None:
         console.print(_facts(report))
         console.print()
@@ -54,6 +55,6 @@ def _capabilities(report: EngineReport) -> Table:
     for capability in report.capabilities:
         table.add_row("✓", capability, "")
     for lack in report.lacks:
-        option = "" if lack.option is None else f" (to have it, start it {lack.option})"
+        option = "" if lack.option is None else f"; to have it, start it {lack.option}"
         table.add_row("–", lack.capability, f"{lack.effect}{option}")
     return table

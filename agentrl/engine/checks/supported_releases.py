@@ -17,7 +17,7 @@ class Support:
     oldest: str  # release that is supported
     tested: str  # newest release that the contract was run with
     start: str  # how a server is started that can be sampled from
-    label: str  # how a server is started that reports version 0
+    label: str  # what to do about a server that reports no version
     temperature: str  # how it is started so that its logprobs are of the temperature-scaled distribution
     options: Mapping[Capability, str]  # how it is started with a capability; none: it cannot have it
 

@@ -10,12 +10,12 @@ SGLANG = Support(
     oldest="0.5.23",
     tested="0.5.23",
     start="by agentrl engine, or with --weight-version 0 --incremental-streaming-output",
-    label="with --weight-version 0",
+    label="start it with --weight-version 0",
     temperature="without the variable SGLANG_RETURN_ORIGINAL_LOGPROB",
     options={
         Capability.PREPARATION: "by agentrl engine",
-        Capability.ADAPTERS: "with --enable-lora --max-lora-rank N --lora-target-modules …, or by agentrl engine --lora-rank N",
-        Capability.MEMORY: "on a GPU, with --enable-memory-saver (agentrl train does, with resources.colocated)",
-        Capability.EXPERTS: "with --enable-return-routed-experts (agentrl engine --routed-experts)",
+        Capability.ADAPTERS: "by agentrl engine --lora-rank N, or with --enable-lora and its options",
+        Capability.MEMORY: "on a GPU with --enable-memory-saver, as agentrl train does with resources.colocated",
+        Capability.EXPERTS: "by agentrl engine --routed-experts, or with --enable-return-routed-experts",
     },
 )

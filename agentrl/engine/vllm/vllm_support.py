@@ -12,7 +12,7 @@ VLLM = Support(
     oldest="0.32.0",
     tested="0.32.0",
     start=f"{_LAUNCHER}, or with VLLM_SERVER_DEV_MODE=1, --enable-scale-out and --logprobs-mode processed_logprobs",
-    label=_LAUNCHER,
+    label=f'start it {_LAUNCHER}, or give it one: POST /update_weight_version {{"new_version": "0"}}',
     temperature=f"with --logprobs-mode processed_logprobs, or {_LAUNCHER}",
     options={
         Capability.WEIGHTS: _LAUNCHER,
