@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from agentrl.errors import ModelFolderError
-from agentrl.versions.weights_folder import ADAPTER, Form
+from agentrl.versions.tensor_header import Entry
+from agentrl.versions.weights_folder import ADAPTER
 
 CONFIG = "adapter_config.json"
 COMPUTED_TOGETHER = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
@@ -33,11 +34,11 @@ _NAME = re.compile(r"base_model\.model\.(.+)\.lora_([AB])\.weight")
 class Pair(NamedTuple):
     """The two matrices of one layer."""
 
-    a: Form
-    b: Form
+    a: Entry
+    b: Entry
 
 
-def check_adapter(folder: Path, found: Mapping[str, Form], base: Mapping[str, Form]) -> None:
+def check_adapter(folder: Path, found: Mapping[str, Entry], base: Mapping[str, Entry]) -> None:
     """Raise ModelFolderError unless the tensors `found` in a folder are an adapter for layers of the model `base`.
 
     Shapes are compared only if `base` is not empty.
@@ -70,14 +71,14 @@ def _rank(folder: Path) -> int:
     return rank
 
 
-def _pairs(folder: Path, found: Mapping[str, Form]) -> dict[str, Pair]:
+def _pairs(folder: Path, found: Mapping[str, Entry]) -> dict[str, Pair]:
     """The matrices by the names of their layers."""
-    halves: dict[str, dict[str, Form]] = {}
-    for name, form in found.items():
+    halves: dict[str, dict[str, Entry]] = {}
+    for name, entry in found.items():
         match = _NAME.fullmatch(name)
         if match is None:
             raise ModelFolderError(f"{folder}: {name} is not a matrix of an adapter (…lora_A.weight, …lora_B.weight)")
-        halves.setdefault(match[1], {})[match[2]] = form
+        halves.setdefault(match[1], {})[match[2]] = entry
     if not halves:
         raise ModelFolderError(f"{folder} has no tensors of an adapter")
     single = sorted(layer for layer, half in halves.items() if len(half) < len(Pair._fields))
@@ -93,7 +94,7 @@ def _check_pair(folder: Path, layer: str, pair: Pair, rank: int) -> None:
         raise ModelFolderError(f"{folder}: {layer} has matrices of shape {shown}, which is not rank {rank}")
 
 
-def _check_layer(folder: Path, layer: str, pair: Pair, matrices: list[Form]) -> None:
+def _check_layer(folder: Path, layer: str, pair: Pair, matrices: list[Entry]) -> None:
     made = (pair.b.shape[0], pair.a.shape[1])
     if not matrices:
         raise ModelFolderError(f"{folder} has an adapter of {layer}, which the model has not")
@@ -104,16 +105,16 @@ def _check_layer(folder: Path, layer: str, pair: Pair, matrices: list[Form]) -> 
         )
 
 
-def _matrices(layer: str, base: Mapping[str, Form]) -> list[Form]:
+def _matrices(layer: str, base: Mapping[str, Entry]) -> list[Entry]:
     """The model's matrices of a layer. Files may name it with another prefix than the model does."""
     exact = base.get(f"{layer}.weight")
     if exact is not None:
         return [exact]
     end = f".{layer.removeprefix('model.')}.weight"
-    return [form for name, form in base.items() if name.endswith(end)]
+    return [entry for name, entry in base.items() if name.endswith(end)]
 
 
-def _check_groups(folder: Path, layers: Iterable[str], base: Mapping[str, Form]) -> None:
+def _check_groups(folder: Path, layers: Iterable[str], base: Mapping[str, Entry]) -> None:
     """Refuse an adapter of some of the layers that engines compute as one."""
     given = set(layers)
     for layer in sorted(given):

@@ -16,7 +16,8 @@ from pathlib import Path
 
 from agentrl.engine.checks.adapter_checks import check_adapter
 from agentrl.errors import ModelFolderError
-from agentrl.versions.weights_folder import Form, tensor_forms
+from agentrl.versions.tensor_header import Entry
+from agentrl.versions.weights_folder import tensor_entries
 
 FLOATS = frozenset({"F64", "F32", "F16", "BF16"})
 """Types that engines convert to their own."""
@@ -27,7 +28,7 @@ MOST_NAMED = 3
 class LoadChecks:
     """Checks folders for engines of one base model.
 
-    Where this host does not have the base model's tensors, only what needs no comparison is checked.
+    Where this host cannot read the base model's tensors, only what needs no comparison is checked.
     """
 
     def __init__(self, base_model: Path) -> None:
@@ -38,7 +39,7 @@ class LoadChecks:
 
         A folder need not have all tensors: engines keep those that it lacks.
         """
-        found = _forms(folder)
+        found = _entries(folder)
         if not found:
             raise ModelFolderError(f"{folder} has no tensors (*.safetensors)")
         if self._base:
@@ -46,30 +47,33 @@ class LoadChecks:
 
     def adapter(self, folder: Path) -> None:
         """Raise ModelFolderError unless a folder has a low-rank adapter for layers of the base model."""
-        check_adapter(folder, _forms(folder), self._base)
+        check_adapter(folder, _entries(folder), self._base)
 
     @cached_property
-    def _base(self) -> Mapping[str, Form]:
-        return _forms(self._base_model) if self._base_model.is_dir() else {}
+    def _base(self) -> Mapping[str, Entry]:
+        try:
+            return _entries(self._base_model)
+        except ModelFolderError:
+            return {}
 
 
-def _compare(folder: Path, found: Mapping[str, Form], base: Mapping[str, Form]) -> None:
+def _compare(folder: Path, found: Mapping[str, Entry], base: Mapping[str, Entry]) -> None:
     unknown = sorted(found.keys() - base.keys())
     if unknown:
         more = f" and {len(unknown) - MOST_NAMED} more" if len(unknown) > MOST_NAMED else ""
         raise ModelFolderError(f"{folder} has tensors that the model has not: {', '.join(unknown[:MOST_NAMED])}{more}")
-    for name, form in sorted(found.items()):
+    for name, entry in sorted(found.items()):
         wanted = base[name]
-        if form.shape != wanted.shape:
-            raise ModelFolderError(f"{folder}: {name} has shape {list(form.shape)}, the model's {list(wanted.shape)}")
-        if form.dtype != wanted.dtype and not {form.dtype, wanted.dtype} <= FLOATS:
-            raise ModelFolderError(f"{folder}: {name} has type {form.dtype}, the model's {wanted.dtype}")
+        if entry.shape != wanted.shape:
+            raise ModelFolderError(f"{folder}: {name} has shape {list(entry.shape)}, the model's {list(wanted.shape)}")
+        if entry.dtype != wanted.dtype and not {entry.dtype, wanted.dtype} <= FLOATS:
+            raise ModelFolderError(f"{folder}: {name} has type {entry.dtype}, the model's {wanted.dtype}")
 
 
-def _forms(folder: Path) -> dict[str, Form]:
+def _entries(folder: Path) -> dict[str, Entry]:
     if not folder.is_dir():
         raise ModelFolderError(f"no such folder: {folder}")
     try:
-        return tensor_forms(folder)
+        return tensor_entries(folder)
     except (OSError, ValueError) as error:
         raise ModelFolderError(f"{folder} cannot be read: {error}") from error

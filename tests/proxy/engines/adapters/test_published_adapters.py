@@ -26,7 +26,7 @@ def write(folder: Path, value: float, into: int | None = None) -> str:
     from agentrl.models import resolve_model
     from agentrl.versions import weights_folder
 
-    out, columns = weights_folder.tensor_forms(resolve_model("tiny"))[f"{LAYER}.weight"].shape
+    out, columns = weights_folder.tensor_entries(resolve_model("tiny"))[f"{LAYER}.weight"].shape
     a, b = np.full((4, into or columns), value, np.float32), np.full((out, 4), value, np.float32)
     folder.mkdir(exist_ok=True)
     tensors = {f"base_model.model.{LAYER}.lora_A.weight": a, f"base_model.model.{LAYER}.lora_B.weight": b}
