@@ -30,7 +30,7 @@ def check(
 
     from agentrl.configs.engine_config import engine_address
     from agentrl.console import Console
-    from agentrl.doctor.engine_check import examine
+    from agentrl.doctor.engine_examination import examine
     from agentrl.doctor.show_engine import show_engine
     from agentrl.engine.engine_keys import EngineKeys, derived_key
     from agentrl.environment import ADMIN_KEY, ENGINE_KEY, key_from

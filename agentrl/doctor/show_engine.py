@@ -6,7 +6,7 @@ from rich.table import Table
 from rich.text import Text
 
 from agentrl.console import Console
-from agentrl.doctor.engine_check import EngineReport
+from agentrl.doctor.engine_examination import EngineReport
 from agentrl.doctor.engine_probe import Probe
 from agentrl.doctor.show import hanging
 

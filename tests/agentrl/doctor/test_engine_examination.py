@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentrl.console import Console
-from agentrl.doctor.engine_check import LACKS, EngineReport, examine
+from agentrl.doctor.engine_examination import LACKS, EngineReport, examine
 from agentrl.doctor.engine_probe import COLD, LEAST_SPREAD, WARM, scales
 from agentrl.doctor.show_engine import show_engine
 from agentrl.engine.backends import BACKENDS
