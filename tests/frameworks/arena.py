@@ -20,8 +20,8 @@ from sqlalchemy import select
 
 from agentrl.domain.schemas import Json, TrajectoryTokens
 from agentrl.engine.chunks import Chunk
-from agentrl.engine.engine_client import EngineClient
 from agentrl.engine.server_process import free_port
+from agentrl.engine.sglang.sglang_client import SGLangClient
 from agentrl.proxy.app import Settings, create_app
 from agentrl.store import Database
 from agentrl.store.tables import trajectories as trajectory_rows
@@ -45,9 +45,9 @@ class Exchange:
 def tapped() -> Iterator[dict[str, list[Exchange]]]:
     """Everything that engines are asked to generate until the block ends, by the session that asks."""
     heard: dict[str, list[Exchange]] = {}
-    generate = EngineClient.generate
+    generate = SGLangClient.generate
 
-    async def listen(self: EngineClient, **request: Any) -> AsyncGenerator[Chunk, None]:
+    async def listen(self: SGLangClient, **request: Any) -> AsyncGenerator[Chunk, None]:
         exchange = Exchange(list(request["input_ids"]))
         heard.setdefault(request["routing_key"], []).append(exchange)
         async with aclosing(generate(self, **request)) as chunks:
@@ -57,7 +57,7 @@ def tapped() -> Iterator[dict[str, list[Exchange]]]:
                 yield chunk
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(EngineClient, "generate", listen)
+        patch.setattr(SGLangClient, "generate", listen)
         yield heard
 
 
