@@ -4,6 +4,8 @@
     .venv/                        requirements/cpu.lock: a light venv, a .pth file that adds the shared packages,
                                   agentrl itself editable
                                   requirements/gyms.lock: one more .pth file, for libraries that not everybody needs
+    .venv-vllm                    requirements/vllm.lock: a light venv too; one .pth file adds the shared packages, one
+                                  this checkout, whose launcher runs there
     .venv-agents, -docs, ...      requirements/agents.lock, ...: links, as nothing of ours is installed there
     .venv-coders                  requirements/coders.lock, and the npm packages of requirements/coders: a link too
     .venv-servers                 the npm packages of requirements/servers alone: a link too
@@ -46,9 +48,12 @@ LOCKS = {
     "servers": ROOT / "requirements" / "servers.lock",
     "docs": ROOT / "requirements" / "docs.lock",
     "lint": ROOT / "requirements" / "lint.lock",
+    "vllm": ROOT / "requirements" / "vllm.lock",
 }
 ADDED = {"gyms"}
 """Environments whose packages are added to those of .venv."""
+WITH_CHECKOUT = {"vllm"}
+"""Environments in which this checkout's code runs too."""
 NPM_FOLDERS = {"coders": ROOT / "requirements" / "coders", "servers": ROOT / "requirements" / "servers"}
 """Environments that hold npm packages too: their package.json and package-lock.json."""
 PYTHON: str = getattr(sys, "_base_executable", sys.executable)  # not the Python of an active venv
@@ -74,6 +79,8 @@ def main() -> int:
                 build_shared(shared, read_pins(LOCKS[name].read_text()), lock, npm)
         if name in ADDED:
             linked = add_packages(name, shared)
+        elif name in WITH_CHECKOUT:
+            linked = add_checkout(ROOT / f".venv-{name}", shared)
         else:
             linked = link_checkout(shared) if name == "main" else link(ROOT / f".venv-{name}", shared)
     except SetupError as error:
@@ -305,10 +312,23 @@ def add_packages(name: str, shared: Path) -> bool:
     return point(f"agentrl_shared_env_{name}.pth", shared)  # read behind agentrl_shared_env.pth, whose versions count
 
 
-def point(pth_name: str, shared: Path) -> bool:
-    """Let a .pth file of `.venv` name the packages of a shared environment; False if it did before."""
-    pth = next((ROOT / ".venv" / "lib").glob("python*/site-packages")) / pth_name
-    line = f"{next((shared / 'lib').glob('python*/site-packages'))}\n"
+def add_checkout(venv: Path, shared: Path) -> bool:
+    """Make `venv` an environment with the packages of a shared one and this checkout's; False if it was one before."""
+    if not (venv / "bin" / "python").exists():
+        run([PYTHON, "-m", "venv", "--without-pip", str(venv)])
+    pointed = point("agentrl_shared_env.pth", shared, venv)
+    return write_pth(venv, "agentrl_this_checkout.pth", ROOT) or pointed
+
+
+def point(pth_name: str, shared: Path, venv: Path | None = None) -> bool:
+    """Let a .pth file of a venv name the packages of a shared environment; False if it did before. None: `.venv`."""
+    return write_pth(venv or ROOT / ".venv", pth_name, next((shared / "lib").glob("python*/site-packages")))
+
+
+def write_pth(venv: Path, name: str, folder: Path) -> bool:
+    """Let a .pth file of a venv name a folder; False if it did before."""
+    pth = next((venv / "lib").glob("python*/site-packages")) / name
+    line = f"{folder}\n"
     if pth.exists() and pth.read_text() == line:
         return False
     staging = pth.with_suffix(f".{os.getpid()}.new")

@@ -1,7 +1,7 @@
 """Write the SHA-256 of every file that pip may take for each pin into lock files: `python scripts/lock_hashes.py`.
 
 Run it after changing a version; `make setup` refuses a file with another hash. The hashes are those that PyPI lists for
-Python 3.11 to 3.13 on Linux and macOS. cpu.lock has none for torch: its CPU build comes from PyTorch's own index.
+Python 3.11 to 3.13 on Linux and macOS. Two locks have none for torch: its CPU build comes from PyTorch's own index.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from packaging.utils import canonicalize_name, parse_sdist_filename, parse_wheel
 
 LOCKS = sorted((Path(__file__).parent.parent / "requirements").glob("*.lock"))
 INDEX = "https://pypi.org/simple"
-WITHOUT = {"cpu.lock": ("torch",)}
+WITHOUT = {"cpu.lock": ("torch",), "vllm.lock": ("torch",)}
 """Lock file → pins that have no hashes in it."""
 PYTHONS = re.compile(r"py3|py31[123]|cp31[123]")
 LIMITED = re.compile(r"cp3\d+")

@@ -23,6 +23,7 @@ from absences import pytest_make_collect_report, pytest_runtest_makereport, pyte
 from databases import KINDS, Databases
 from long_tests import pytest_collection_modifyitems, pytest_configure  # noqa: F401 - hooks
 from serving import ENGINE_KEY, serving
+from vllm_servers import vllm_engine, vllm_server, with_vllm  # noqa: F401 - fixtures
 
 from agentrl.engine.prepared.version_host import CacheSpec
 from agentrl.engine.server_process import Server

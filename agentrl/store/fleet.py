@@ -109,6 +109,8 @@ def join(
         raise RequestError(409, f"the run has {MAX_ENGINES} engines already", code="too_many_engines", param="url")
     values = {"leased_until": clock.now() + lease_s, "own_key": own_key, "backend": backend}
     told = values if before == (own_key, backend) else changed(**values)  # a renewal is no news
+    if before is not None and before.backend not in (None, backend):
+        told |= {"state": "dead", "version": None}  # what was seen at this address was another server
     until = conn.scalars(
         upsert.insert(conn, engines)
         .values(run_id=run_id, url=url, **engine_rows.new(**values))

@@ -301,7 +301,9 @@ interactions = Table(
     Column("delivery", String(16), nullable=False, default="given"),
     Column("holder", String(64)),
     Column("last_retry", Integer),  # number of the retry that got the answer last; null: none
-    Column("engine_url", Text),
+    Column("engine_url", Text),  # of the engine that sampled its last token
+    Column("engine_backend", String(32)),
+    Column("engine_spans", JSON),  # where several engines sampled it: [[url, backend, first token], …]
     Column("params", JSON, nullable=False),
     Column("temperature", Float, nullable=False),
     Column("system_hash", ForeignKey("contents.hash")),  # the system messages that the conversation begins with

@@ -1,4 +1,4 @@
-"""The backend of each engine, because a run may have engines of several."""
+"""The backend of each engine, and which engines sampled a call, because a run may have engines of several backends."""
 
 import sqlalchemy as sa
 from alembic import op
@@ -11,7 +11,11 @@ depends_on = None
 
 def upgrade() -> None:
     op.add_column("engines", sa.Column("backend", sa.String(32)))
+    op.add_column("interactions", sa.Column("engine_backend", sa.String(32)))
+    op.add_column("interactions", sa.Column("engine_spans", sa.JSON))
 
 
 def downgrade() -> None:
+    op.drop_column("interactions", "engine_spans")
+    op.drop_column("interactions", "engine_backend")
     op.drop_column("engines", "backend")

@@ -180,6 +180,8 @@ class EnginePool:
             joined = [row for row in rows.values() if row.joined and row.url not in known]
             new = [self._joining(row) for row in joined] if self._connect is not None else []
             self.engines = [engine for engine in self.engines if not engine.left] + new  # others iterate the old list
+            if new:  # perhaps at a known address
+                self._divided = ()
             self._divide(news)
             for engine in self.engines:
                 if (row := rows.get(engine.url)) is not None and row.changes > engine.changes:

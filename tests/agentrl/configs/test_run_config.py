@@ -5,13 +5,12 @@ from __future__ import annotations
 import math
 from importlib.resources import files
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import pytest
 import yaml
 
 from agentrl.configs.config_files import load_config, parse_config
-from agentrl.configs.engine_config import EngineConfig
 from agentrl.configs.run_config import RunConfig
 from agentrl.errors import ConfigError
 
@@ -112,16 +111,6 @@ def test_a_number_that_is_not_finite_is_refused(path: str, value: float) -> None
 def test_a_number_above_its_bound_is_refused(data: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match="less than"):
         parse_config({"name": "r", "model": "tiny", **data})
-
-
-def test_a_backend_that_agentrl_does_not_start_needs_addresses() -> None:
-    class WithAnother(EngineConfig):
-        backend: Literal["sglang", "another"] = "sglang"  # type: ignore[assignment]
-
-    assert WithAnother().backend == "sglang"
-    assert WithAnother(backend="another", urls=["http://a"]).backend == "another"
-    with pytest.raises(ValueError, match="backend another needs urls"):
-        WithAnother(backend="another")
 
 
 def test_a_config_cannot_be_changed() -> None:

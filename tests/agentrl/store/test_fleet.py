@@ -152,4 +152,5 @@ def test_an_engine_says_its_backend_when_it_joins_and_a_replica_says_that_of_oth
     assert {m.url: m.backend for m in found.members} == {URL: "vllm", f"{URL}1": "sglang", f"{URL}2": None}
     long_ago(db, run_id)
     db.transact(fleet.join, run_id, URL, 60.0, "r", backend="sglang")  # another server, at its address
-    assert [m.backend for m in read(db, run_id, read(db, run_id)).members] == ["sglang"]
+    (joined,) = read(db, run_id, found).members
+    assert (joined.backend, joined.state, joined.version) == ("sglang", "dead", None)

@@ -18,7 +18,7 @@ from agentrl.engine.server_process import free_port
 from agentrl.engine.sglang.sglang_client import SGLangClient
 from agentrl.engine.vllm.vllm_client import VLLMClient
 from agentrl.errors import UserError
-from agentrl.store.tables import engines
+from agentrl.store.tables import engines, interactions
 from agentrl.testing import FakeEngine, FakeVLLM, Reply
 
 ROUNDS = int(os.environ.get("AGENTRL_FLEET_ROUNDS", "5"))
@@ -174,6 +174,31 @@ def test_engines_of_another_backend_join_or_are_listed(proxy, serve, store_url, 
             instead.enqueue(Reply(proxy.says("instead")))
             until(lambda: backends(proxy).get(instead.url) == "sglang")
             assert ask(proxy) == "instead"
+
+
+def test_an_answer_that_goes_on_at_another_backend_names_both_engines(proxy, serve, store_url, fake_engine, until):
+    with FakeVLLM() as second:
+        port = free_port()
+        with serve(store_url, [fake_engine.url, f"vllm+{second.url}"], port, replica="mixed"):
+            mixed = replace(proxy, url=f"http://127.0.0.1:{port}")
+            until(lambda: len(backends(mixed)) == 2)
+            change(mixed, "drain", second)
+            ids = proxy.says("hello there")
+            fake_engine.enqueue(Reply(ids, hold_after=2, drop_after=2))
+            second.enqueue(Reply(ids[2:]))
+            answers: list[str] = []
+            asking = threading.Thread(target=lambda: answers.append(ask(mixed)))
+            asking.start()
+            until(lambda: fake_engine.holding == 1)
+            change(mixed, "resume", second)
+            fake_engine.release()
+            asking.join(120)
+    assert answers == ["hello there"]
+    c = interactions.c
+    asked = select(c.engine_url, c.engine_backend, c.engine_spans)
+    assert proxy.database.query(lambda conn: [*map(tuple, conn.execute(asked))]) == [
+        (second.url, "vllm", [[fake_engine.url, "sglang", 0], [second.url, "vllm", 2]])
+    ]
 
 
 def test_a_key_derived_from_another_admin_key_is_refused(proxy):

@@ -82,7 +82,21 @@ async def test_an_answer_goes_on_at_the_other_kind_of_engine(
     sampled = await answer(pool)
     assert (sampled.output_ids, sampled.logprobs) == ([5, 6, 9, 2], [-1, -2, -5, -6])
     assert (spans(sampled), sampled.finish_reason) == ([(0, 0, 4)], "stop")
+    backends = [engine.backend for engine in pool.engines]
+    assert sampled.engines == [(first.url, backends[0], 0), (second.url, backends[1], 2)]
     assert (asked(first), asked(second)) == ([([1, 4], 10)], [([1, 4, 5, 6], 8)])
+
+
+async def test_an_engine_that_sampled_nothing_is_not_named(
+    pool: EnginePool, pair: tuple[FakeEngine, FakeEngine]
+) -> None:
+    first, second = pair
+    first.stop()
+    second.enqueue([9, 8, 2])
+    sampled = await answer(pool)
+    assert sampled.engines == [(second.url, "vllm", 0)]
+    sampled.keep(1)
+    assert (sampled.output_ids, sampled.engine_url) == ([9], second.url)
 
 
 async def load_and_die(pool: EnginePool, store: Store, first: FakeEngine) -> None:

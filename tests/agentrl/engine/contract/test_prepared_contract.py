@@ -22,11 +22,13 @@ from agentrl.errors import CannotPrepare, EngineRejected, NotPrepared
 from agentrl.testing import FakeEngine
 from agentrl.versions.read_tokens import read_token
 
-from .conftest import named, served
-from .servers import LONG, NO_PREPARATION, PROMPT, SERVERS, collect, n_tokens, rid
+from .servers import LONG, NO_PREPARATION, PROMPT, SERVERS, collect, marked, n_tokens, rid
 
 GREEDY: Json = {"max_new_tokens": 40, "ignore_eos": True, "temperature": 0.0}
 FEW: Json = {"max_new_tokens": 2, "ignore_eos": True}
+prepares = pytest.mark.parametrize(
+    "url", marked(*(name for name in SERVERS if name not in NO_PREPARATION)), indirect=True
+)
 
 
 class Run:
@@ -61,11 +63,6 @@ def tensors_of(model: Path) -> dict[str, Values]:
         data = tensor.contiguous().view(torch.uint8).numpy().tobytes()
         found[name] = Values(types[tensor.dtype], tuple(tensor.shape), data)
     return found
-
-
-@pytest.fixture(params=named([name for name in SERVERS if name not in NO_PREPARATION]))
-def url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
-    yield from served(request, tmp_path)
 
 
 @pytest.fixture(scope="module")
@@ -105,19 +102,18 @@ async def loaded(client: EngineClient, folder: Path, version: int) -> list[dict[
     return await client.checksums()
 
 
-@pytest.mark.parametrize("url", named(NO_PREPARATION), indirect=True)
-async def test_an_engine_that_prepares_no_versions_says_so(client: EngineClient, run: Run) -> None:
-    assert await client.preparation() is None
+@pytest.mark.parametrize("url", marked(*NO_PREPARATION), indirect=True)
+async def test_a_server_that_prepares_no_versions_says_so(client: EngineClient, run: Run) -> None:
     assert Capability.PREPARATION not in await client.capabilities()
+    assert await client.preparation() is None
+    assert client.version_source("v1-a", 0) is None
     with pytest.raises(CannotPrepare):
         await client.prepare(run.order(1))
-    await client.pause("retract")
     with pytest.raises(NotPrepared):
         await client.swap("v1-a", 1)
-    await client.continue_generation()
-    assert client.version_source("v1-a", 2**31) is None
 
 
+@prepares
 async def test_an_engine_that_has_been_asked_for_nothing_has_prepared_nothing(client: EngineClient) -> None:
     found = await client.preparation()
     assert found is not None
@@ -126,6 +122,7 @@ async def test_an_engine_that_has_been_asked_for_nothing_has_prepared_nothing(cl
         await client.prepared_digests("v1-a")
 
 
+@prepares
 async def test_a_swapped_version_is_the_one_that_a_plain_load_gives(client: EngineClient, run: Run) -> None:
     before = await client.checksums()
     found = await prepared(client, run.order(1, digests=True))
@@ -142,6 +139,7 @@ async def test_a_swapped_version_is_the_one_that_a_plain_load_gives(client: Engi
     assert after.state is PreparationState.NONE
 
 
+@prepares
 async def test_versions_follow_each_other_also_as_deltas(client: EngineClient, run: Run) -> None:
     """The memory of the weights before takes the next version; a delta is made whole on the engine's host."""
     digests = []
@@ -158,6 +156,7 @@ def n_labelled(chunks: list[Chunk], version: int) -> int:
     return sum(chunk.version_label == version for chunk in chunks)
 
 
+@prepares
 async def test_a_call_goes_on_over_a_swap_and_says_which_tokens_are_whose(client: EngineClient, run: Run) -> None:
     name, chunks = rid(), []
     await prepared(client, run.order(1))
@@ -195,6 +194,7 @@ async def test_tokens_after_a_swap_are_those_of_the_new_weights(client: EngineCl
     np.testing.assert_allclose(recomputed, logprobs[seam:], atol=1e-4)
 
 
+@prepares
 async def test_an_engine_samples_while_it_prepares(client: EngineClient, run: Run) -> None:
     await client.prepare(run.order(1))
     chunks = await collect(client, FEW)
@@ -202,6 +202,7 @@ async def test_an_engine_samples_while_it_prepares(client: EngineClient, run: Ru
     assert (await ended(client)).state is PreparationState.READY
 
 
+@prepares
 async def test_an_engine_that_is_not_paused_refuses_to_swap(client: EngineClient, run: Run) -> None:
     before = await client.checksums()
     await prepared(client, run.order(1))
@@ -212,6 +213,7 @@ async def test_an_engine_that_is_not_paused_refuses_to_swap(client: EngineClient
     assert (await client.model_info()).weight_version == 1
 
 
+@prepares
 async def test_another_version_is_not_swapped_in_and_the_engine_serves_on(client: EngineClient, run: Run) -> None:
     before = await client.checksums()
     await prepared(client, run.order(1))
@@ -223,6 +225,7 @@ async def test_another_version_is_not_swapped_in_and_the_engine_serves_on(client
     assert (await collect(client, FEW))[-1].versions == [VersionSpan(version=0, start=0, end=2)]
 
 
+@prepares
 async def test_a_version_that_cannot_be_read_fails_and_the_engine_serves_on(client: EngineClient, run: Run) -> None:
     await client.prepare(run.order(4))
     found = await ended(client)
@@ -236,6 +239,7 @@ async def test_a_version_that_cannot_be_read_fails_and_the_engine_serves_on(clie
     await prepared(client, run.order(1))
 
 
+@prepares
 async def test_a_newer_version_takes_the_place_of_an_older_one(client: EngineClient, run: Run) -> None:
     await client.prepare(run.order(1))
     await prepared(client, run.order(2))
@@ -247,6 +251,7 @@ async def test_a_newer_version_takes_the_place_of_an_older_one(client: EngineCli
     assert await client.checksums() == await loaded(client, run.root / "v2-a", 2)
 
 
+@prepares
 async def test_other_weights_make_a_preparation_void(client: EngineClient, run: Run) -> None:
     """What was staged may keep tensors of the weights before."""
     await prepared(client, run.order(1))
@@ -258,6 +263,7 @@ async def test_other_weights_make_a_preparation_void(client: EngineClient, run: 
     assert (await client.model_info()).weight_version == 2
 
 
+@prepares
 async def test_a_cache_that_running_calls_use_is_not_flushed_by_a_swap(client: EngineClient, run: Run) -> None:
     await prepared(client, run.order(1))
     name, chunks = rid(), []
@@ -281,6 +287,7 @@ def peer(tmp_path: Path) -> Iterator[FakeEngine]:
         yield engine
 
 
+@prepares
 async def test_a_host_reads_a_version_from_one_that_has_it(
     client: EngineClient, run: Run, peer: FakeEngine, tmp_path: Path
 ) -> None:
@@ -295,6 +302,7 @@ async def test_a_host_reads_a_version_from_one_that_has_it(
     assert digests == {fact.name: fact.sha256 for fact in run.manifests[0].tensors}
 
 
+@prepares
 async def test_an_invalid_order_is_refused_and_the_engine_serves_on(client: EngineClient, run: Run) -> None:
     async with aiohttp.ClientSession() as http:
         for body in (b"", b"{}", b"[" * 10_000, b'{"name": "v1-a"}', b"x" * (3 << 20)):

@@ -13,7 +13,7 @@ from agentrl.engine.chunks import Chunk
 from agentrl.engine.engine_client import Capability, EngineClient, Memory
 from agentrl.errors import EngineRejected
 
-from .servers import LONG, NO_MEMORY, NO_TENSORS, PROMPT, collect, n_tokens, rid
+from .servers import LONG, NO_RELEASE, NO_TENSORS, PROMPT, SERVERS, collect, marked, n_tokens, rid
 
 
 async def test_version_spans_cover_the_output(client: EngineClient) -> None:
@@ -45,14 +45,15 @@ async def test_spans_show_a_change_of_weights_in_the_middle(client: EngineClient
     assert (await client.model_info()).weight_version == 7
 
 
-async def keeps_memory(client: EngineClient, request: pytest.FixtureRequest) -> bool:
-    """Whether the server cannot release its memory: then it refuses to, and serves on."""
-    if request.node.callspec.params["url"] not in NO_MEMORY:
-        return False
-    with pytest.raises(EngineRejected):
-        await client.release_memory()
-    assert n_tokens(await collect(client, {"max_new_tokens": 2, "ignore_eos": True})) == 2
-    return True
+releases = pytest.mark.parametrize("url", marked(*(name for name in SERVERS if name not in NO_RELEASE)), indirect=True)
+
+
+@pytest.mark.parametrize("url", marked(*NO_RELEASE), indirect=True)
+async def test_a_server_that_keeps_its_memory_says_so(client: EngineClient) -> None:
+    assert Capability.MEMORY not in await client.capabilities()
+    for refused in (client.release_memory, client.resume_weights, client.resume_cache):
+        with pytest.raises(EngineRejected, match="release its memory"):
+            await refused()
 
 
 async def release(client: EngineClient) -> None:
@@ -70,12 +71,9 @@ async def reload(client: EngineClient, folder: Path, version: int) -> None:
     await client.continue_generation()
 
 
-async def test_a_call_continues_where_it_was_after_memory_was_released(
-    client: EngineClient, tiny_model: Path, request: pytest.FixtureRequest
-) -> None:
+@releases
+async def test_a_call_continues_where_it_was_after_memory_was_released(client: EngineClient, tiny_model: Path) -> None:
     """Retracted calls keep their place, calls that arrive wait, and no token is sampled without weights."""
-    if await keeps_memory(client, request):
-        return
     name, chunks, waiting = rid(), [], None
     async for chunk in client.generate(rid=name, input_ids=PROMPT, sampling_params=LONG):
         chunks.append(chunk)
@@ -97,11 +95,10 @@ async def test_a_call_continues_where_it_was_after_memory_was_released(
     assert (await waiting)[-1].versions == [VersionSpan(version=8, start=0, end=2)]
 
 
+@releases
 async def test_a_call_that_is_aborted_while_memory_is_released_keeps_its_tokens(
-    client: EngineClient, tiny_model: Path, request: pytest.FixtureRequest
+    client: EngineClient, tiny_model: Path
 ) -> None:
-    if await keeps_memory(client, request):
-        return
     name, chunks = rid(), []
     async for chunk in client.generate(rid=name, input_ids=PROMPT, sampling_params=LONG):
         chunks.append(chunk)
