@@ -19,7 +19,7 @@ from tests.version_folders import changed, read_tensors, tensors, write_version
 
 LOAD = "/update_weights_from_disk"
 NORM = "model.norm.weight"
-WIDTH = 64
+WIDTH = 128
 """Of the tiny model."""
 
 
