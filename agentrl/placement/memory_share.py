@@ -6,13 +6,12 @@ trains. Gradients, activations and gathered blocks are freed before engines take
 
 from __future__ import annotations
 
-import json
 import math
 from pathlib import Path
 
 from agentrl.configs.run_config import RunConfig
 from agentrl.errors import ConfigError
-from agentrl.versions.weights_folder import LENGTH_BYTES
+from agentrl.versions.tensor_header import read_header
 
 ALONE = 0.85
 """Share for an engine without a trainer beside it. The rest is for CUDA graphs and activations."""
@@ -24,12 +23,7 @@ FLOAT32 = 4
 
 def parameters(model: Path) -> int:
     """The number of parameters in a model's safetensors files."""
-    found = 0
-    for path in model.glob("*.safetensors"):
-        with path.open("rb") as file:
-            header = json.loads(file.read(int.from_bytes(file.read(LENGTH_BYTES), "little")))
-        found += sum(math.prod(entry["shape"]) for name, entry in header.items() if name != "__metadata__")
-    return found
+    return sum(math.prod(entry.shape) for path in model.glob("*.safetensors") for entry in read_header(path).entries)
 
 
 def gpu_bytes() -> int:

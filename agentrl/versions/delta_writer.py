@@ -24,7 +24,8 @@ from typing import BinaryIO, NamedTuple, Self
 import msgspec
 
 from agentrl.versions.delta_codec import CHUNK_BYTES, Buffer, chunks_of, encode_chunk
-from agentrl.versions.version_manifest import ITEM_BYTES, Delta, Size, VersionFile
+from agentrl.versions.tensor_header import ITEM_BYTES
+from agentrl.versions.version_manifest import Delta, Size, VersionFile
 
 MAGIC = b"ARLDELT1"
 TRAILER = struct.Struct("<Q8s")

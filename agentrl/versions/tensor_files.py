@@ -11,27 +11,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, NamedTuple, TypeVar
-
-import msgspec
-from msgspec import Meta
+from typing import NamedTuple, TypeVar
 
 from agentrl.errors import DamagedObject
 from agentrl.versions.delta_codec import chunks_of
-from agentrl.versions.version_manifest import (
-    ITEM_BYTES,
-    MOST_BYTES,
-    TENSOR_FILE,
-    Dimensions,
-    TensorFacts,
-    VersionManifest,
-)
-from agentrl.versions.weights_folder import LENGTH_BYTES
+from agentrl.versions.tensor_header import read_header
+from agentrl.versions.version_manifest import TENSOR_FILE, TensorFacts, VersionManifest
 
-HEADER_BYTES = 100_000_000
-"""Size of the largest header, as in safetensors."""
 THREADS = min(8, os.cpu_count() or 1)
-Offset = Annotated[int, Meta(ge=0, le=MOST_BYTES)]
 T = TypeVar("T")
 
 
@@ -50,12 +37,6 @@ class Layout(NamedTuple):
     data_starts: Mapping[str, int]
 
 
-class _Entry(msgspec.Struct):
-    dtype: str
-    shape: Dimensions
-    data_offsets: tuple[Offset, Offset]
-
-
 def layout_of(folder: Path, manifest: VersionManifest) -> Layout:
     """The layout of a folder, whose files must hold exactly the version's tensors, one after another without holes.
 
@@ -65,13 +46,16 @@ def layout_of(folder: Path, manifest: VersionManifest) -> Layout:
     data_starts: dict[str, int] = {}
     facts = manifest.by_name
     for path in sorted(folder.glob(f"*{TENSOR_FILE}")):
-        data_starts[path.name], entries = _header(path)
-        for name, entry in entries.items():
-            wanted = facts.get(name)
+        try:
+            header = read_header(path)
+        except ValueError as error:
+            raise DamagedObject(str(error)) from error
+        data_starts[path.name] = len(header.data)
+        for entry in header.entries:
+            name, wanted = entry.name, facts.get(entry.name)
             if wanted is None or name in places or (wanted.dtype, wanted.shape) != (entry.dtype, entry.shape):
                 raise DamagedObject(f"{path}: tensor {name[:200]!r} is not as {manifest.name} has it, or there twice")
-            start, end = entry.data_offsets
-            places[name] = Place(path.name, data_starts[path.name] + start, end - start)
+            places[name] = Place(path.name, entry.start, entry.size_bytes)
     if missing := facts.keys() - places.keys():
         raise DamagedObject(f"{folder} lacks {len(missing)} tensors of {manifest.name}, such as {min(missing)!r}")
     return Layout(places, data_starts)
@@ -139,33 +123,3 @@ def in_threads(work: Callable[[T], None], over: Iterable[T], threads: int = THRE
         except BaseException:
             pool.shutdown(cancel_futures=True)
             raise
-
-
-def _header(path: Path) -> tuple[int, dict[str, _Entry]]:
-    """Where the tensors start in a safetensors file, and its tensors. Raises DamagedObject and OSError."""
-    with path.open("rb") as file:
-        size, length = os.fstat(file.fileno()).st_size, int.from_bytes(file.read(LENGTH_BYTES), "little")
-        if length > min(HEADER_BYTES, size - LENGTH_BYTES):
-            raise DamagedObject(f"{path} is not a safetensors file")
-        data = file.read(length)
-    try:
-        raw = msgspec.json.decode(data, type=dict[str, msgspec.Raw])
-        entries = {name: msgspec.json.decode(raw[name], type=_Entry) for name in raw.keys() - {"__metadata__"}}
-    except (ValueError, RecursionError) as error:
-        raise DamagedObject(f"{path} has a damaged header: {error}") from error
-    end = 0
-    for name, entry in sorted(entries.items(), key=lambda item: item[1].data_offsets):
-        start, after = entry.data_offsets
-        if start != end or after - start != _size(entry):
-            raise DamagedObject(f"{path} has a damaged header: the offsets of {name[:200]!r}")
-        end = after
-    if LENGTH_BYTES + length + end != size:
-        raise DamagedObject(f"{path} has {size} bytes, not {LENGTH_BYTES + length + end}")
-    return LENGTH_BYTES + length, entries
-
-
-def _size(entry: _Entry) -> int:
-    elements = 1
-    for length in entry.shape:
-        elements *= length
-    return elements * ITEM_BYTES.get(entry.dtype, 0)

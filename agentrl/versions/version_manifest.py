@@ -22,23 +22,15 @@ import msgspec
 from msgspec import Meta, Struct
 
 from agentrl.errors import DamagedObject
+from agentrl.versions.tensor_header import ITEM_BYTES, MOST_BYTES, Dimensions
 from agentrl.versions.weights_folder import TYPES, combined, head, version_of
 
 VERSION_FILE = "version.json"
 FORMAT = 1
 MANIFEST_BYTES = 256 << 20
 """Size of the largest manifest that is read."""
-MOST_BYTES = 1 << 50
-"""Size of the largest file or tensor."""
 MOST_FILES = 100_000
 MOST_TENSORS = 1_000_000
-ITEM_BYTES = {
-    **dict.fromkeys(("BOOL", "U8", "I8", "F8_E4M3", "F8_E5M2", "F8_E8M0", "F8_E4M3FNUZ", "F8_E5M2FNUZ"), 1),
-    **dict.fromkeys(("I16", "U16", "F16", "BF16"), 2),
-    **dict.fromkeys(("I32", "U32", "F32"), 4),
-    **dict.fromkeys(("I64", "U64", "F64", "C64"), 8),
-}
-"""Bytes of an element, by the names of safetensors types."""
 FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,199}")
 NAME = re.compile(r"v[0-9]{1,15}(-[A-Za-z0-9_]{1,128})?")
 TENSOR_FILE = ".safetensors"
@@ -48,7 +40,6 @@ DELTA_NAME = re.compile(r"delta-[0-9]{5}-of-[0-9]{5}\.bin")
 
 Hex = Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]
 Size = Annotated[int, Meta(ge=0, le=MOST_BYTES)]
-Dimensions = Annotated[tuple[Annotated[int, Meta(ge=0, le=MOST_BYTES)], ...], Meta(max_length=16)]
 
 
 class TensorFacts(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):

@@ -20,9 +20,9 @@ from pathlib import Path
 from agentrl.errors import DamagedObject, StorageError
 from agentrl.files import settle
 from agentrl.storage.folder_manifest import facts_of
+from agentrl.versions.tensor_header import MOST_BYTES
 from agentrl.versions.version_manifest import (
     FILE_NAME,
-    MOST_BYTES,
     VERSION_FILE,
     VersionManifest,
     named_manifest,

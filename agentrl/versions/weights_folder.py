@@ -7,12 +7,13 @@ A step id belongs to one lease, so each set of weights has its own name.
 from __future__ import annotations
 
 import hashlib
-import json
 import re
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
+
+from agentrl.versions.tensor_header import Entry, read_header
 
 TENSORS = "model.safetensors"
 """The file of full tensors."""
@@ -20,7 +21,6 @@ ADAPTER = "adapter_model.safetensors"
 """The file of an adapter's tensors."""
 T = TypeVar("T")
 CHUNK = 1 << 20
-LENGTH_BYTES = 8
 TYPES = {"F32": "torch.float32", "F16": "torch.float16", "BF16": "torch.bfloat16"}
 """Names of safetensors types, as they enter the checksum."""
 
@@ -39,18 +39,15 @@ def version_of(name: str) -> int | None:
 def checksum(path: Path) -> str:
     """The `combined` checksum of a safetensors file.
 
-    Raises OSError when the file cannot be read, ValueError when it is damaged or shorter than its header states.
+    Raises OSError when the file cannot be read, ValueError when it is damaged or not as long as its header states.
     """
-    with path.open("rb") as file:
-        length = int.from_bytes(file.read(LENGTH_BYTES), "little")
-        if length > path.stat().st_size:
-            raise ValueError(f"{path} is not a safetensors file")
-        tensors = _tensors(path, file.read(length))
+    entries = sorted(read_header(path).entries)
 
-    def digest(tensor: _Tensor) -> bytes:
-        return _digest(path, LENGTH_BYTES + length + tensor.start, tensor.size)
+    def digest(entry: Entry) -> bytes:
+        return _digest(path, entry.start, entry.size_bytes)
 
-    return combined((tensor.head for tensor in tensors), in_threads(digest, tensors))
+    heads = (head(entry.name, TYPES.get(entry.dtype, entry.dtype), entry.shape) for entry in entries)
+    return combined(heads, in_threads(digest, entries))
 
 
 def tensor_names(folder: Path) -> set[str]:
@@ -58,14 +55,7 @@ def tensor_names(folder: Path) -> set[str]:
 
     Raises OSError when a file cannot be read, ValueError when one is damaged.
     """
-    found: set[str] = set()
-    for path in folder.glob("*.safetensors"):
-        with path.open("rb") as file:
-            length = int.from_bytes(file.read(LENGTH_BYTES), "little")
-            if length > path.stat().st_size:
-                raise ValueError(f"{path} is not a safetensors file")
-            found |= json.loads(file.read(length)).keys() - {"__metadata__"}
-    return found
+    return {entry.name for path in folder.glob("*.safetensors") for entry in read_header(path).entries}
 
 
 def combined(heads: Iterable[str], digests: Iterable[bytes]) -> str:
@@ -88,28 +78,6 @@ def in_threads(work: Callable[[T], bytes], over: Iterable[T]) -> list[bytes]:
     """Apply `work` to each item in threads. Reading and hashing release the interpreter's lock."""
     with ThreadPoolExecutor() as pool:
         return list(pool.map(work, over))
-
-
-class _Tensor(NamedTuple):
-    head: str
-    start: int  # offset in the data section
-    size: int
-
-
-def _tensors(path: Path, header: bytes) -> list[_Tensor]:
-    """The tensors of a header, by name."""
-    try:
-        entries = json.loads(header)
-        entries.pop("__metadata__", None)
-        out = []
-        for name in sorted(entries):
-            dtype, (start, end) = entries[name]["dtype"], entries[name]["data_offsets"]
-            if not 0 <= start <= end or {type(start), type(end)} != {int}:
-                raise ValueError(f"{name} has invalid offsets")
-            out.append(_Tensor(head(name, TYPES.get(dtype, dtype), entries[name]["shape"]), start, end - start))
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"{path} has a damaged header: {error!r}") from error
-    return out
 
 
 def _digest(path: Path, start: int, size: int) -> bytes:

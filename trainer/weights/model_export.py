@@ -12,17 +12,18 @@ from pathlib import Path
 from torch import Tensor
 
 from agentrl.configs.trainer_config import AdapterConfig
+from agentrl.errors import ModelFolderError
 from agentrl.files import atomic_folder
 from agentrl.trainer.distributed import World, full
 from agentrl.trainer.models import lora
 from agentrl.trainer.models.policy import Body, Policy
 from agentrl.trainer.weights.gathering import placement
 from agentrl.trainer.weights.published import Published
-from agentrl.trainer.weights.streamed_model import read_header
 from agentrl.trainer.weights.version_folders import INDEX, copy_sidecars
 from agentrl.trainer.weights.version_tensors import as_in, units
 from agentrl.trainer.weights.version_writer import pump
 from agentrl.trainer.weights.weight_stream import Chunk, Stream, raw
+from agentrl.versions.tensor_header import read_header
 from agentrl.versions.weights_folder import ADAPTER, checksum, combined, head, in_threads
 
 BUCKET_BYTES = 256 << 20
@@ -78,8 +79,11 @@ def _copied(base_model: Path, draft: Path | None) -> dict[str, tuple[Path, int]]
 
 
 def _places(file: Path) -> dict[str, tuple[Path, int]]:
-    with file.open("rb") as opened:
-        return {entry.name: (file, entry.start) for entry in read_header(opened, file).entries}
+    """For each tensor of a file that was copied: the file, and where the tensor begins. Raises ModelFolderError."""
+    try:
+        return {entry.name: (file, entry.start) for entry in read_header(file).entries}
+    except ValueError as error:
+        raise ModelFolderError(str(error)) from error
 
 
 def _overwrite(places: Mapping[str, tuple[Path, int]], chunks: list[Chunk]) -> None:

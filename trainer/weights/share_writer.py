@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import hashlib
 import os
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol, Self
 
@@ -30,21 +32,22 @@ class Sink(Protocol):
         """Take a bucket; it is not used after the return. Raises OSError."""
 
 
-@dataclass(slots=True)
+@dataclass
 class Digests:
     """Digests of a share's tensors, and of the engine's tensors that they make up."""
 
     in_engine: Mapping[str, str]  # tensor of the version → the engine's tensor that it is or is a part of
     _tensors: dict[Output, Any] = field(default_factory=dict)
-    _engine: dict[str, Any] = field(default_factory=dict)
+    _fused: dict[str, Any] = field(default_factory=dict)  # of the engine's tensors that have several parts
 
     def add(self, chunks: Sequence[Chunk]) -> None:
         """Digest a bucket in threads."""
         work: dict[int, tuple[Any, list[memoryview]]] = {}
         for output, _, data in chunks:
             found = [self._tensors.setdefault(output, hashlib.sha256())]
-            if output.name in self.in_engine:
-                found.append(self._engine.setdefault(self.in_engine[output.name], hashlib.sha256()))
+            name = self.in_engine.get(output.name)
+            if name is not None and name in self._with_parts:
+                found.append(self._fused.setdefault(name, hashlib.sha256()))
             for digest in found:
                 work.setdefault(id(digest), (digest, []))[1].append(raw(data))
         with ThreadPoolExecutor(THREADS) as pool:
@@ -61,7 +64,16 @@ class Digests:
     @property
     def engine(self) -> dict[str, str]:
         """The digests by the engine's names, as an engine reports them."""
-        return {name: digest.hexdigest()[:DIGEST_CHARACTERS] for name, digest in self._engine.items()}
+        own = {
+            name: digest
+            for output, digest in self._tensors.items()
+            if (name := self.in_engine.get(output.name)) is not None and name not in self._with_parts
+        }
+        return {name: digest.hexdigest()[:DIGEST_CHARACTERS] for name, digest in (own | self._fused).items()}
+
+    @cached_property
+    def _with_parts(self) -> set[str]:
+        return {name for name, count in Counter(self.in_engine.values()).items() if count > 1}
 
 
 def _update(work: tuple[Any, list[memoryview]]) -> None:

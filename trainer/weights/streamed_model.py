@@ -13,9 +13,8 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, BinaryIO
 
 import torch
 from torch import Tensor
@@ -28,8 +27,7 @@ from agentrl.trainer.checkpoints.checkpoint_tensors import CheckpointTensors
 from agentrl.trainer.models import loading, lora, tensor_files
 from agentrl.trainer.models.tensor_naming import Names
 from agentrl.trainer.weights.version_folders import copy_sidecars
-from agentrl.versions.tensor_files import HEADER_BYTES
-from agentrl.versions.weights_folder import LENGTH_BYTES
+from agentrl.versions.tensor_header import Entry, read_header
 
 FACTS = "checkpoint.json"
 """The file in an exported folder that says from which checkpoint it was made."""
@@ -116,28 +114,13 @@ class Trained:
         return self._apart[first][stored]
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
-    """A tensor of a safetensors file: its type and shape, and where its bytes are in the file."""
-
-    name: str
-    dtype: str
-    shape: tuple[int, ...]
-    start: int
-    end: int
-
-
-class Header(NamedTuple):
-    """The head of a safetensors file as bytes, and its tensors in the order of their bytes."""
-
-    data: bytes
-    entries: list[Entry]
-
-
 def copy_file(source: Path, target: Path, trained: Trained) -> None:
     """Copy a safetensors file with the trained tensors in place of the base model's. Raises ModelFolderError."""
+    try:
+        header = read_header(source)
+    except ValueError as error:
+        raise ModelFolderError(str(error)) from error
     with source.open("rb") as base, target.open("wb") as out:
-        header = read_header(base, source)
         out.write(header.data)
         for entry in header.entries:
             if entry.name in trained:
@@ -145,28 +128,6 @@ def copy_file(source: Path, target: Path, trained: Trained) -> None:
             else:
                 for chunk in _chunks(base, entry, source):
                     out.write(chunk)
-
-
-def read_header(file: BinaryIO, path: Path) -> Header:
-    """Read the head of a safetensors file. Raises ModelFolderError for one that is damaged."""
-    length = file.read(LENGTH_BYTES)
-    size = int.from_bytes(length, "little")
-    if len(length) < LENGTH_BYTES or not 0 < size <= HEADER_BYTES:
-        raise ModelFolderError(f"{path} is not a safetensors file")
-    text, first = file.read(size), LENGTH_BYTES + size
-    try:
-        found = {name: of for name, of in json.loads(text).items() if name != "__metadata__"}
-        entries = [
-            Entry(name, str(of["dtype"]), tuple(of["shape"]), *(first + int(at) for at in of["data_offsets"]))
-            for name, of in found.items()
-        ]
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ModelFolderError(f"{path} has a damaged header: {error!r}") from error
-    entries.sort(key=lambda entry: (entry.start, entry.end))
-    ends = [first, *(entry.end for entry in entries)]
-    if any(entry.start != end or entry.end < end for entry, end in zip(entries, ends, strict=False)):
-        raise ModelFolderError(f"{path} has a damaged header: its tensors do not follow one another")
-    return Header(length + text, entries)
 
 
 def _bytes_of(tensor: Tensor, entry: Entry, path: Path) -> memoryview:
@@ -179,15 +140,13 @@ def _bytes_of(tensor: Tensor, entry: Entry, path: Path) -> memoryview:
         raise ModelFolderError(f"{path}: {entry.name} has shape {entry.shape}, the checkpoint {tuple(tensor.shape)}")
     stored = tensor.to(TYPES[entry.dtype]).contiguous().flatten().view(torch.uint8)
     data: memoryview = stored.numpy().data
-    if len(data) != entry.end - entry.start:
-        raise ModelFolderError(f"{path} has a damaged header: {entry.name} has {entry.end - entry.start} bytes")
     return data
 
 
 def _chunks(file: BinaryIO, entry: Entry, path: Path) -> Iterator[bytes]:
     """The bytes of a tensor of a file. Raises ModelFolderError when the file ends before."""
     file.seek(entry.start)
-    left = entry.end - entry.start
+    left = entry.size_bytes
     while left:
         chunk = file.read(min(CHUNK, left))
         if not chunk:

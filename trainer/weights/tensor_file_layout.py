@@ -9,7 +9,8 @@ from typing import Any, NamedTuple
 import torch
 
 from agentrl.trainer.weights.ownership import Output
-from agentrl.versions.weights_folder import LENGTH_BYTES, TENSORS
+from agentrl.versions.tensor_header import LENGTH_BYTES
+from agentrl.versions.weights_folder import TENSORS
 
 FILE_BYTES = 512 << 20
 """Size at which a share goes on in another file. Hosts pass a version on file by file."""

@@ -18,6 +18,8 @@ from typing import Any, Generic, TypeVar
 import torch
 from torch import Tensor, nn
 
+from agentrl.engine.sglang.cpu.packed_linears import COPY
+
 CHUNK_BYTES = 16 << 20
 """Bytes that are copied or compared between two calls of a pace."""
 CONTAINERS = (dict, list, tuple, set)
@@ -82,6 +84,11 @@ class Shadow(Generic[Live]):
                 else:
                     for tensor, other in pairs:
                         tensor.data, other.data = other.data, tensor.data
+        for module, its_shadow in zip(self._live.modules(), self.model.modules(), strict=True):
+            if COPY in vars(its_shadow):
+                copy = getattr(module, COPY, None)
+                setattr(module, COPY, getattr(its_shadow, COPY))
+                setattr(its_shadow, COPY, copy)
         if torch.accelerator.is_available():
             torch.accelerator.synchronize()
 

@@ -13,6 +13,7 @@ from sglang.srt.platforms.interface import PlatformCapabilities, SRTPlatform
 
 from agentrl.engine.sglang.cpu.fast_layers import RotaryAngles, fast_norm, fast_rotary
 from agentrl.engine.sglang.cpu.murmur import murmur_hash32
+from agentrl.engine.sglang.cpu.packed_linears import PackedLinears
 
 ATTENTION = "torch_native"
 
@@ -68,13 +69,24 @@ class CpuPlatform(CpuDeviceMixin, SRTPlatform):  # type: ignore[misc]  # SGLang 
 
 
 def _use_fast_layers() -> None:
-    """Replace SGLang's attention, norms and rotary embeddings, which compute the same with less work."""
+    """Replace SGLang's attention, norms, rotary embeddings and products, which compute the same with less work."""
     from sglang.srt.layers.attention import torch_native_backend
     from sglang.srt.layers.layernorm import RMSNorm
+    from sglang.srt.layers.logits_processor import LogitsProcessor
+    from sglang.srt.layers.quantization.unquant import UnquantizedEmbeddingMethod, UnquantizedLinearMethod
     from sglang.srt.layers.rotary_embedding.base import RotaryEmbedding
 
     from agentrl.engine.sglang.cpu.attention_backend import BatchedAttention
 
+    linears = PackedLinears()
+    for kind, after in (
+        (UnquantizedLinearMethod, linears.after_loading),
+        (UnquantizedEmbeddingMethod, linears.after_loading_head),
+    ):
+        kind.process_weights_after_loading = after(kind.process_weights_after_loading)
+        kind.restore_weights_before_loading = linears.before_loading(kind.restore_weights_before_loading)
+    UnquantizedLinearMethod.apply = linears.apply(UnquantizedLinearMethod.apply)
+    LogitsProcessor._compute_lm_head = linears.head(LogitsProcessor._compute_lm_head)
     angles = RotaryAngles()
     torch_native_backend.TorchNativeAttnBackend = partial(BatchedAttention, angles=angles)
     RMSNorm.forward_native = fast_norm(RMSNorm.forward_native)
