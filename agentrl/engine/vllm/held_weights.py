@@ -118,7 +118,8 @@ class HeldWeights:
 
     def digests(self, model: torch.nn.Module) -> dict[str, str]:
         """Digests of what is in memory, by the checkpoint's names, and by the model's own names for its parameters."""
-        found = {name: _digest(parameter) for name, parameter in model.named_parameters()}
+        own = model.named_parameters()
+        found = {name.replace(".base_layer.", "."): _digest(parameter) for name, parameter in own}
         for name, held in self.held.items():
             if (parts := _in_order(held)) is not None:
                 found[name] = _digest(*(part.target for part in parts))

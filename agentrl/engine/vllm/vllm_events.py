@@ -21,6 +21,8 @@ NO_LOGPROB = -9999.0
 """vLLM's logprob of a token for which it has none, and in place of minus infinity and NaN."""
 ENGINE_DEAD = "EngineCore encountered an issue"
 """vLLM's error when the process that computes has died."""
+FAILED = "Internal server error"
+"""vLLM's error of a request that it gave up alone: that of a grammar whose state allows no token that was sampled."""
 TOO_LONG = ("maximum context length", "maximum model length")
 NO_TOKEN = "its grammar accepts no further token"
 
@@ -140,6 +142,8 @@ def _stream_error(error: Any, *, bound: bool) -> EngineError:
     code = int(error.get("code") or 500) if isinstance(error, dict) else 500
     if message.startswith(ENGINE_DEAD):
         return EngineDied(f"the engine's core has died: {message}")
+    if bound and message == FAILED:
+        return EngineRejected("the engine refused the request: " + NO_TOKEN, engine_message=NO_TOKEN)
     return refused(f"the engine refused the request: {message}", message, code, bound=bound)
 
 

@@ -114,8 +114,8 @@ class Segment:
         """Append a chunk to the answer."""
         if chunk.output_ids and sampled.first_token_at is None:
             sampled.first_token_at = time.time()
-        if sampled.cached_tokens is None:
-            sampled.cached_tokens = chunk.cached_tokens
+        if self.start == 0:  # an engine may say it with its first event or with its last
+            sampled.cached_tokens = max(sampled.cached_tokens or 0, chunk.cached_tokens)
         sampled.output_ids += chunk.output_ids
         sampled.logprobs += chunk.logprobs
         if chunk.top_logprobs is not None:

@@ -116,8 +116,13 @@ def test_a_token_without_a_logprob_is_an_error_and_with_a_grammar_a_refusal() ->
     answer["choices"][0]["logprobs"]["content"][0]["logprob"] = -9999.0
     with pytest.raises(EngineError, match="without a logprob"):
         AnswerReader().read(answer)
-    with pytest.raises(EngineRejected, match="grammar accepts no further token"):
-        AnswerReader(bound=True).read(answer)
+    failed: Json = {"error": {"message": "Internal server error", "code": 500}}
+    for event_of_it in (answer, failed):
+        with pytest.raises(EngineRejected, match="grammar accepts no further token"):
+            AnswerReader(bound=True).read(event_of_it)
+    with pytest.raises(EngineError, match="Internal server error") as caught:
+        AnswerReader().read(failed)
+    assert type(caught.value) is EngineError
 
 
 @pytest.mark.parametrize("bound", [True, False])
