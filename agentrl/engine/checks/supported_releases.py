@@ -24,8 +24,7 @@ class Support:
     @property
     def releases(self) -> str:
         """The supported releases, in words."""
-        newest = "" if self.tested == self.oldest else f", tested up to {self.tested}"
-        return f"{self.oldest} or later{newest}"
+        return f"{self.oldest} or later, tested with {self.tested}"
 
     def is_too_old(self, release: str) -> bool:
         """Whether a release is older than the oldest supported one."""
