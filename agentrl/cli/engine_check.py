@@ -11,8 +11,6 @@ import typer
 from agentrl.errors import UserError
 from agentrl.visible import say
 
-NEVER_WRAPS = 100_000
-
 
 def check(
     url: Annotated[
@@ -29,7 +27,7 @@ def check(
     import asyncio
 
     from agentrl.configs.engine_config import engine_address
-    from agentrl.console import Console
+    from agentrl.console import report_console
     from agentrl.doctor.engine_examination import examine
     from agentrl.doctor.show_engine import show_engine
     from agentrl.engine.engine_keys import EngineKeys, derived_key
@@ -47,8 +45,5 @@ def check(
     if as_json:
         say(json.dumps(report.as_json(), indent=2))
     else:
-        console = Console()
-        if not console.is_terminal and "COLUMNS" not in os.environ:
-            console.width = NEVER_WRAPS  # output goes to a file or a program
-        show_engine(report, console)
+        show_engine(report, report_console())
     raise typer.Exit(0 if report.ready else 1)
