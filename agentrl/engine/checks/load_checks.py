@@ -41,7 +41,7 @@ class LoadChecks:
         """
         found = _entries(folder)
         if not found:
-            raise ModelFolderError(f"{folder} has no tensors (*.safetensors)")
+            raise ModelFolderError(f"{folder} has no safetensors files")
         if self._base:
             _compare(folder, found, self._base)
 
@@ -61,7 +61,7 @@ def _compare(folder: Path, found: Mapping[str, Entry], base: Mapping[str, Entry]
     unknown = sorted(found.keys() - base.keys())
     if unknown:
         more = f" and {len(unknown) - MOST_NAMED} more" if len(unknown) > MOST_NAMED else ""
-        raise ModelFolderError(f"{folder} has tensors that the model has not: {', '.join(unknown[:MOST_NAMED])}{more}")
+        raise ModelFolderError(f"{folder}: the model has no tensor {', '.join(unknown[:MOST_NAMED])}{more}")
     for name, entry in sorted(found.items()):
         wanted = base[name]
         if entry.shape != wanted.shape:

@@ -49,8 +49,8 @@ async def test_weights_of_another_model_are_refused_and_change_nothing(
     before = await client.checksums()
     norm = load_file(tiny_model / TENSORS)["model.norm.weight"]
     wrong = {
-        "has no tensors": {},
-        "model.nrom.weight": {"model.norm.weight": norm + 1, "model.nrom.weight": norm},
+        "no safetensors": {},
+        "no tensor model.nrom.weight": {"model.norm.weight": norm + 1, "model.nrom.weight": norm},
         "has shape": {"model.norm.weight": norm[:-1] + 1},
         "has type": {"model.norm.weight": np.zeros(norm.shape, np.int32)},
     }
