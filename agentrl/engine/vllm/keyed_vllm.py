@@ -58,6 +58,7 @@ def guard(
     fetching = [] if weights is None else [Middleware(FetchesWeights, weights=weights)]
     checking = [] if checks is None else [Middleware(ChecksFolders, checks=checks)]
     app.user_middleware = [*keyed, *fetching, *checking, *others]
+    app.middleware_stack = app.build_middleware_stack()  # vLLM has built one, of the middleware before
 
 
 def main(argv: list[str]) -> None:
