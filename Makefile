@@ -88,6 +88,7 @@ bench: setup setup-peers setup-trl  ## Measure store, proxy, trainer, publishing
 	@$(PY) benchmarks/attention.py --out benchmarks/results/attention.json
 	@$(PY) benchmarks/tree_gain.py --out benchmarks/results/tree_gain.json
 	@$(PY) benchmarks/hybrid.py --out benchmarks/results/hybrid.json
+	@$(PY) benchmarks/cpu_engine.py --out benchmarks/results/cpu_engine.json
 	@$(PY) benchmarks/publish.py --out benchmarks/results/publish.json
 	@$(PY) benchmarks/deltas.py --out benchmarks/results/deltas.json
 	@$(PY) benchmarks/publish_at_scale.py --out benchmarks/results/publish_at_scale.json

@@ -18,10 +18,10 @@ from typing import Any, Generic, TypeVar
 import torch
 from torch import Tensor, nn
 
-from agentrl.engine.sglang.cpu.packed_linears import COPY
-
 CHUNK_BYTES = 16 << 20
 """Bytes that are copied or compared between two calls of a pace."""
+COPY = "packed_weight"
+"""The attribute of a layer with a second copy of its weights in a kernel's layout, or None."""
 CONTAINERS = (dict, list, tuple, set)
 Live = TypeVar("Live", bound=nn.Module)
 Pace = Callable[[], None]

@@ -47,6 +47,7 @@ def guard(app: Any, key: str | None, promises: dict[str, Any], weights: StoredWe
     keyed = [] if key is None else [Middleware(KeyRequired, key=key)]
     fetching = [] if weights is None else [Middleware(FetchesWeights, weights=weights)]
     app.user_middleware = [*keyed, *fetching, *others]
+    app.middleware_stack = app.build_middleware_stack()  # vLLM has built one, of the middleware before
 
 
 def main(argv: list[str]) -> None:

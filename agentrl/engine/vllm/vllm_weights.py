@@ -87,10 +87,11 @@ class WeightRoutes(ControlRequests, OnlyFolders):
         """Load an adapter folder in peft's format, while requests run. Raises EngineRejected with the reason."""
         try:
             await self._post("/v1/load_lora_adapter", {"lora_name": name, "lora_path": str(path)})
-        except (EngineUnavailable, EngineRejected):
+        except EngineUnavailable:
             raise
-        except EngineError as error:  # vLLM answers 500 for an adapter that it cannot load
-            raise EngineRejected(str(error), engine_message=error.engine_message) from error
+        except EngineError as error:  # vLLM answers 500 for an adapter that it cannot load, and hides paths
+            said = f"{self.url} did not load adapter {name} from {path}: {error.engine_message or error}"
+            raise EngineRejected(said, engine_message=error.engine_message) from error
 
     async def unload_adapter(self, name: str) -> None:
         """Unload an adapter when no request uses it. Raises EngineRejected for an unknown name."""

@@ -18,13 +18,13 @@ from weakref import WeakSet
 import torch
 from torch import Tensor
 
+from agentrl.engine.prepared.shadow_model import COPY
+
 FEW_ROWS = 4
 """Fewer rows than this are faster by the ordinary product, which then reads the matrix once as it is."""
 MOST_BYTES = 3 << 30
 """Memory for copies, those of staged versions included. Further layers use the ordinary product."""
 ROWS_HINT = 16
-COPY = "packed_weight"
-"""The attribute of a layer that holds its Packed, or None."""
 UNQUANTIZED_HEAD = "UnquantizedEmbeddingMethod"
 """SGLang's method of heads and embeddings. An adapter's layer around a head has none."""
 MATRIX = 2

@@ -6,11 +6,10 @@ import asyncio
 import json
 import random
 import re
-from contextlib import closing, suppress
+from contextlib import suppress
 from itertools import accumulate
 from pathlib import Path
 
-import aiohttp
 import orjson
 import pytest
 
@@ -19,12 +18,10 @@ from agentrl.engine.backends import BACKENDS
 from agentrl.engine.engine_client import EngineClient, Health
 from agentrl.engine.grammars import MAX_ENUM, MAX_LENGTH, MAX_NUMBER, MAX_PROPERTIES
 from agentrl.engine.sampling_params import MAX_STOP_CHARS, NUMBERS, ParamRefused, check
-from agentrl.engine.server_process import Server
-from agentrl.engine.sglang.sglang_client import SGLangClient
 from agentrl.errors import EngineRejected
 from agentrl.rendering import load_renderer
 
-from .servers import PROMPT, SERVERS, collect, n_tokens, rid
+from .servers import MARKS, PROMPT, SERVERS, collect, marked, n_tokens, rid
 
 VOCAB = 259
 EDGES = [name for name in NUMBERS if name not in ("max_new_tokens", "stream_interval")]
@@ -72,9 +69,8 @@ async def test_the_likeliest_tokens_of_every_position(client: EngineClient) -> N
             assert [p for p, other in likeliest if other == token] in ([logprob], [])
 
 
-@pytest.mark.engine
-@pytest.mark.parametrize("kind", ["sglang"])  # in the name, by which tests/spread.py keeps it beside the others
-async def test_a_structural_tag_binds_what_is_sampled(sglang_engine: Server, tiny_model: Path, kind: str) -> None:
+@pytest.mark.parametrize("url", marked(*MARKS), indirect=True)
+async def test_a_structural_tag_binds_what_is_sampled(client: EngineClient, tiny_model: Path) -> None:
     """Tokens, text and JSON, as the grammars of forced calls have them; then nothing but the end."""
     schema = {"type": "object", "properties": {"a": {"type": "boolean"}}, "required": ["a"]}
     elements = [
@@ -85,9 +81,7 @@ async def test_a_structural_tag_binds_what_is_sampled(sglang_engine: Server, tin
         {"type": "token", "token": 71},
     ]
     tag = json.dumps({"type": "structural_tag", "format": {"type": "sequence", "elements": elements}})
-    async with aiohttp.ClientSession() as http:
-        with closing(SGLangClient(sglang_engine.url, http, key=sglang_engine.spec.key)) as client:
-            chunks = await collect(client, {"max_new_tokens": 60, "structural_tag": tag, "stop_token_ids": [2]})
+    chunks = await collect(client, {"max_new_tokens": 60, "structural_tag": tag, "stop_token_ids": [2]})
     ids = [token for chunk in chunks for token in chunk.output_ids]
     text = load_renderer(tiny_model).decode(ids).replace("\ufffd", "")  # bytes that are no characters do not count
     assert (ids[0], ids[-2:]) == (70, [71, 2]), text

@@ -61,6 +61,7 @@ def core() -> Core:
 @pytest.fixture
 async def http(core: Core) -> AsyncIterator[httpx.AsyncClient]:
     app = Starlette(middleware=[Middleware(CORSMiddleware, allow_origins=["*"])])
+    app.middleware_stack = app.build_middleware_stack()  # as vLLM does
     app.state.engine_client = core
     guard(app, "the-key", {"capabilities": ["pauses"]})
     transport = httpx.ASGITransport(app)

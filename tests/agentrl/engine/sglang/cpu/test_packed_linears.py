@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
-from agentrl.engine.prepared.shadow_model import Shadow
-from agentrl.engine.sglang.cpu.packed_linears import COPY, FEW_ROWS, PackedLinears, usable
+from agentrl.engine.prepared.shadow_model import COPY, Shadow
+from agentrl.engine.sglang.cpu.packed_linears import FEW_ROWS, PackedLinears, usable
 
 WIDE, NARROW = 24, 16
 
