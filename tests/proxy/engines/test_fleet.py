@@ -184,14 +184,14 @@ def test_an_answer_that_goes_on_at_another_backend_names_both_engines(proxy, ser
             until(lambda: len(backends(mixed)) == 2)
             change(mixed, "drain", second)
             ids = proxy.says("hello there")
-            fake_engine.enqueue(Reply(ids, hold_after=2, drop_after=2))
+            fake_engine.enqueue(Reply(ids, hold_after=2))
             second.enqueue(Reply(ids[2:]))
             answers: list[str] = []
             asking = threading.Thread(target=lambda: answers.append(ask(mixed)))
             asking.start()
             until(lambda: fake_engine.holding == 1)
             change(mixed, "resume", second)
-            fake_engine.release()
+            fake_engine.stop()
             asking.join(120)
     assert answers == ["hello there"]
     c = interactions.c
