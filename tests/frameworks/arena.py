@@ -22,6 +22,8 @@ from agentrl.domain.schemas import Json, TrajectoryTokens
 from agentrl.engine.chunks import Chunk
 from agentrl.engine.engine_client import EngineClient
 from agentrl.engine.server_process import free_port
+from agentrl.engine.sglang.sglang_client import SGLangClient
+from agentrl.engine.vllm.vllm_client import VLLMClient
 from agentrl.proxy.app import Settings, create_app
 from agentrl.store import Database
 from agentrl.store.tables import trajectories as trajectory_rows
@@ -45,19 +47,22 @@ class Exchange:
 def tapped() -> Iterator[dict[str, list[Exchange]]]:
     """Everything that engines are asked to generate until the block ends, by the session that asks."""
     heard: dict[str, list[Exchange]] = {}
-    generate = EngineClient.generate
 
-    async def listen(self: EngineClient, **request: Any) -> AsyncGenerator[Chunk, None]:
-        exchange = Exchange(list(request["input_ids"]))
-        heard.setdefault(request["routing_key"], []).append(exchange)
-        async with aclosing(generate(self, **request)) as chunks:
-            async for chunk in chunks:
-                exchange.output_ids += chunk.output_ids
-                exchange.logprobs += chunk.logprobs
-                yield chunk
+    def listening(generate: Any) -> Any:
+        async def listen(self: EngineClient, **request: Any) -> AsyncGenerator[Chunk, None]:
+            exchange = Exchange(list(request["input_ids"]))
+            heard.setdefault(request["routing_key"], []).append(exchange)
+            async with aclosing(generate(self, **request)) as chunks:
+                async for chunk in chunks:
+                    exchange.output_ids += chunk.output_ids
+                    exchange.logprobs += chunk.logprobs
+                    yield chunk
+
+        return listen
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(EngineClient, "generate", listen)
+        for kind in (SGLangClient, VLLMClient):
+            patch.setattr(kind, "generate", listening(kind.generate))
         yield heard
 
 
