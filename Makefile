@@ -50,7 +50,7 @@ test: setup  ## Run all tests but the long ones, with one real SGLang server
 	@PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(PY) -m pytest -n auto  # byte code: tests start hundreds of processes
 
 test-long: setup setup-agents  ## Run the long tests: whole runs, clusters, frameworks; coding agents where setup-coders was run: half an hour
-	@PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(PY) -m pytest -n auto -m "long and not learns"
+	@PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(PY) -m pytest -n auto -m "long and not learns and not vllm"
 
 test-thorough: setup  ## Run the property tests with many times as many examples, drawn at random: an hour
 	@AGENTRL_TEST_THOROUGH=1 PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(PY) -m pytest -n auto --timeout 3600 -m "(hypothesis or searches) and not learns"
@@ -58,7 +58,7 @@ test-thorough: setup  ## Run the property tests with many times as many examples
 coverage: setup setup-agents setup-coders setup-mutants  ## Run all tests; how many lines and branches of each folder they reach
 	@mkdir -p build/coverage && rm -f build/coverage/*
 	@export PYTHONPATH=$(CURDIR)/scripts/coverage_start:$$(echo $(CURDIR)/.venv-mutants/lib/python*/site-packages) COVERAGE_FILE=$(CURDIR)/build/coverage/data; \
-	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(PY) -m coverage run -m pytest -n auto -m "not learns"; \
+	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(PY) -m coverage run -m pytest -n auto -m "not learns and not vllm"; \
 	$(PY) -m coverage combine -q && $(PY) -m coverage xml -q -o build/coverage/report.xml; \
 	for folder in agentrl agents proxy trainer; do echo "$$folder $$($(PY) -m coverage report --include "$$folder/*" | tail -1)"; done
 

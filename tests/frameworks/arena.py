@@ -1,4 +1,4 @@
-"""Where agent programs play: the session's real SGLang server behind a real proxy, and a tap between the two."""
+"""Where agent programs play: one of the session's real servers behind a real proxy, and a tap between the two."""
 
 from __future__ import annotations
 
@@ -19,11 +19,12 @@ from run_records import create_run
 from sqlalchemy import select
 
 from agentrl.domain.schemas import Json, TrajectoryTokens
+from agentrl.engine.backends import BACKENDS
 from agentrl.engine.chunks import Chunk
 from agentrl.engine.engine_client import EngineClient
+from agentrl.engine.engine_keys import EngineKeys
+from agentrl.engine.engine_spec import EngineSpec
 from agentrl.engine.server_process import free_port
-from agentrl.engine.sglang.sglang_client import SGLangClient
-from agentrl.engine.vllm.vllm_client import VLLMClient
 from agentrl.proxy.app import Settings, create_app
 from agentrl.store import Database
 from agentrl.store.tables import trajectories as trajectory_rows
@@ -44,25 +45,22 @@ class Exchange:
 
 
 @contextmanager
-def tapped() -> Iterator[dict[str, list[Exchange]]]:
-    """Everything that engines are asked to generate until the block ends, by the session that asks."""
+def tapped(kind: Any) -> Iterator[dict[str, list[Exchange]]]:
+    """Everything that engines are asked to generate by clients of this class, by the session that asks."""
     heard: dict[str, list[Exchange]] = {}
+    generate = kind.generate
 
-    def listening(generate: Any) -> Any:
-        async def listen(self: EngineClient, **request: Any) -> AsyncGenerator[Chunk, None]:
-            exchange = Exchange(list(request["input_ids"]))
-            heard.setdefault(request["routing_key"], []).append(exchange)
-            async with aclosing(generate(self, **request)) as chunks:
-                async for chunk in chunks:
-                    exchange.output_ids += chunk.output_ids
-                    exchange.logprobs += chunk.logprobs
-                    yield chunk
-
-        return listen
+    async def listen(self: EngineClient, **request: Any) -> AsyncGenerator[Chunk, None]:
+        exchange = Exchange(list(request["input_ids"]))
+        heard.setdefault(request["routing_key"], []).append(exchange)
+        async with aclosing(generate(self, **request)) as chunks:
+            async for chunk in chunks:
+                exchange.output_ids += chunk.output_ids
+                exchange.logprobs += chunk.logprobs
+                yield chunk
 
     with pytest.MonkeyPatch.context() as patch:
-        for kind in (SGLangClient, VLLMClient):
-            patch.setattr(kind, "generate", listening(kind.generate))
+        patch.setattr(kind, "generate", listen)
         yield heard
 
 
@@ -148,7 +146,7 @@ def run_program(
 
 
 @contextmanager
-def serve(database_url: str, model: Path, engine_url: str, python: Path) -> Iterator[Arena]:
+def serve(database_url: str, model: Path, engine: EngineSpec, python: Path) -> Iterator[Arena]:
     """A run on `model`, which the engine already serves as version 0, and its proxy until the block ends."""
     config = {
         "name": "frameworks",
@@ -156,6 +154,7 @@ def serve(database_url: str, model: Path, engine_url: str, python: Path) -> Iter
         "agent": "none:None",
         "tasks": "none.jsonl",
         "steps": 1,
+        "engine": {"backend": engine.backend},
         "rollout": {"group_size": 1, "min_group_size": 1, "max_concurrent_groups": 64},
         "trainer": {"groups_per_step": 4096},
     }
@@ -164,12 +163,17 @@ def serve(database_url: str, model: Path, engine_url: str, python: Path) -> Iter
         run_id = create_run(conn, name="frameworks", config=config, base_model=model)
     port = free_port()
     settings = Settings(
-        database_url=database_url, run_name="frameworks", engine_urls=[engine_url], admin_key="admin-key", replica="r"
+        database_url=database_url,
+        run_name="frameworks",
+        engine_urls=[engine.url],
+        engine_keys=EngineKeys(engine.key),
+        admin_key="admin-key",
+        replica="r",
     )
     options: Any = {"port": port, "log_level": "warning", "timeout_graceful_shutdown": 2}
     server = uvicorn.Server(uvicorn.Config(create_app(settings), **options))
     thread = threading.Thread(target=server.run, daemon=True)
-    with tapped() as heard:
+    with tapped(BACKENDS[engine.backend].client) as heard:
         thread.start()
         while not server.started:
             assert thread.is_alive(), "the proxy did not start"

@@ -16,8 +16,9 @@ sys.path.insert(0, str(Path(__file__).parent))  # for `import arena` and `import
 import caller
 from arena import Arena, serve
 
+from agentrl.engine.backends import BACKENDS
+from agentrl.engine.engine_spec import EngineSpec
 from agentrl.engine.server_process import Server
-from agentrl.engine.sglang.sglang_client import SGLangClient
 
 PYTHON_OF_FRAMEWORKS = Path(__file__).parents[2] / ".venv-agents" / "bin" / "python"
 
@@ -44,17 +45,18 @@ def caller_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture(scope="module")
-def arena(python: Path, sglang_server: Server, caller_model: Path, databases: Databases) -> Iterator[Arena]:
-    """The real server with the caller's weights as version 0, behind a proxy. Who uses the server next resets it."""
-    asyncio.run(load_weights(sglang_server.url, caller_model))
-    with databases.lent("sqlite") as url, serve(url, caller_model, sglang_server.url, python) as made:
+@pytest.fixture(scope="module", params=["sglang", pytest.param("vllm", marks=pytest.mark.vllm)])
+def arena(python: Path, caller_model: Path, databases: Databases, request: pytest.FixtureRequest) -> Iterator[Arena]:
+    """A real server with the caller's weights as version 0, behind a proxy. Who uses the server next resets it."""
+    server: Server = request.getfixturevalue(f"{request.param}_server")
+    asyncio.run(load_weights(server.spec, caller_model))
+    with databases.lent("sqlite") as url, serve(url, caller_model, server.spec, python) as made:
         yield made
 
 
-async def load_weights(engine_url: str, folder: Path) -> None:
+async def load_weights(engine: EngineSpec, folder: Path) -> None:
     async with aiohttp.ClientSession() as http:
-        client = SGLangClient(engine_url, http)
+        client = BACKENDS[engine.backend].client(engine.url, http, key=engine.key)
         await client.pause("abort")
         await client.update_weights_from_disk(folder, 0)
         await client.continue_generation()
