@@ -225,6 +225,7 @@ class EngineClient(Samples, HoldsWeights, TakesTensors, PreparesVersions, Protoc
     """A client of one server. Methods for which the server lacks a capability raise EngineRejected."""
 
     url: str
+    backend: str  # its name in `BACKENDS`
 
     async def capabilities(self) -> frozenset[Capability]:
         """What the server can do. Raises EngineUnavailable without an answer."""

@@ -33,6 +33,8 @@ class SGLangClient(WeightControls, PreparedControls):
     the streams.
     """
 
+    backend = "sglang"
+
     def __init__(
         self, url: str, http: aiohttp.ClientSession, *, key: str | None = None, timeout_s: float = 600.0
     ) -> None:

@@ -42,6 +42,7 @@ class VLLMClient(WeightRoutes):
     streams.
     """
 
+    backend = "vllm"
     _logprobs: Logprobs | None = None  # None until it was asked
 
     async def generate(
