@@ -26,6 +26,7 @@ from agentrl.dashboard import dashboard_app
 from agentrl.dashboard.dashboard_parts import Dashboard
 from agentrl.dashboard.sign_in import Signer
 from agentrl.domain.schemas import Json
+from agentrl.engine.checks.load_checks import LoadChecks
 from agentrl.engine.engine_client import EngineClient
 from agentrl.engine.engine_connections import EngineConnections
 from agentrl.engine.engine_keys import EngineKeys
@@ -241,7 +242,8 @@ def engine_pool(
     """The pool of a run's engines, which get whole weights or adapters as the run publishes them."""
     config, publish = served.config, served.config.publish
     by_adapter = config.trainer.lora.publish == "adapter"
-    folders = WeightFolders(ADAPTER) if by_adapter else WeightFolders(TENSORS, places)
+    fits = LoadChecks(Path(served.base_model))
+    folders = WeightFolders(ADAPTER, fits=fits) if by_adapter else WeightFolders(TENSORS, places, fits)
     records = EngineRecords(served.store, served.base_model, folders)
 
     def joined(member: Member) -> EngineClient:

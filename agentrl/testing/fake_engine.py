@@ -42,13 +42,17 @@ from agentrl.testing.replies import Reply, Respond, RunningReply, fixed_answer
 from agentrl.testing.server_thread import ServerThread
 from agentrl.versions.version_cache import VersionCache
 
+RELEASE = "0.5.23"
+"""Of the SGLang that it imitates."""
+
 
 class FakeEngine(Controls):
     """Serves inside `with`, or from `start()` to `stop()`, in a thread, on 127.0.0.1.
 
     Attributes for tests to read, in the order of arrival: `requests` (bodies of `/generate`), `headers` (of the same),
     `calls` (every other POST as (path, body)), `disconnected` (request ids whose client went away). `running` holds the
-    ids of running requests; `holding` counts the replies that wait at their `hold_after`.
+    ids of running requests; `holding` counts the replies that wait at their `hold_after`. `server_release` is the
+    release that it reports, which a test may set.
     """
 
     def __init__(
@@ -83,6 +87,7 @@ class FakeEngine(Controls):
         self.calls: list[tuple[str, Json]] = []
         self.disconnected: list[str] = []
         self.holding = 0
+        self.server_release = RELEASE
         self.stager = FakeStager(self)
         self._host = None if cache is None else VersionHost(VersionCache(cache, cache_bytes), key)
         self._preparer: Preparer | None = None
@@ -214,12 +219,12 @@ class FakeEngine(Controls):
         return as_json({"model_path": self.model_path, "weight_version": str(self.version)})
 
     async def _models(self, request: web.Request) -> web.Response:
-        base = {"id": self.model_path, "root": self.model_path, "parent": None}
+        base = {"id": self.model_path, "root": self.model_path, "parent": None, "max_model_len": self.context_length}
         loaded = [{"id": name, "root": path, "parent": self.model_path} for name, path in self.adapters.items()]
         return as_json({"object": "list", "data": [base, *loaded]})
 
     async def _server_info(self, request: web.Request) -> web.Response:
-        return as_json({"tp_size": 1})
+        return as_json({"tp_size": 1, "version": self.server_release})
 
     async def _generate(self, request: web.Request) -> web.StreamResponse:
         body = orjson.loads(await request.read())

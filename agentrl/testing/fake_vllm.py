@@ -24,7 +24,7 @@ from agentrl.testing.fake_engine import FakeEngine, as_json
 from agentrl.testing.replies import Reply, RunningReply
 from agentrl.testing.vllm_replies import PREFIX, event_of, in_sglangs_words, problem_of, usage_of
 
-VERSION = "0.32.0"
+RELEASE = "0.32.0"
 """Of the vLLM that it imitates."""
 FRESH = "default"
 """The label of weights that nobody has labelled."""
@@ -61,6 +61,7 @@ class FakeVLLM(FakeEngine):
         self.scale_out = scale_out or not stock
         self.logprobs_mode = logprobs_mode
         self.core_died = False
+        self.server_release = RELEASE
         self._base_path = self.model_path
         self._draining: set[str] = set()  # requests that a pause lets finish
 
@@ -124,14 +125,14 @@ class FakeVLLM(FakeEngine):
         return self._of_core({"weight_version": str(self.version)})
 
     async def _get_version(self, request: web.Request) -> web.Response:
-        return as_json({"version": VERSION})
+        return as_json({"version": self.server_release})
 
     async def _openapi(self, request: web.Request) -> web.Response:
         return as_json({"paths": {resource.canonical: {} for resource in request.app.router.resources()}})
 
     async def _promises(self, request: web.Request) -> web.Response:
         promises = PROMISES | ({Capability.ADAPTERS} if self.takes_adapters else set())
-        return as_json({"capabilities": sorted(promises), "vllm": VERSION})
+        return as_json({"capabilities": sorted(promises), "vllm": self.server_release})
 
     async def _server_info(self, request: web.Request) -> web.Response:
         return as_json({"vllm_config": {"model_config": {"logprobs_mode": self.logprobs_mode}}})

@@ -142,8 +142,9 @@ class RunningReply:
         return as_reported(chosen_experts(tokens, versions, self._routing, first))
 
     def _likeliest(self, at: int, count: int) -> list[Any]:
-        """The sampled token and the ids that follow it, each one nat less likely."""
-        return [[self.logprobs[at] - k, self.ids[at] + k, None] for k in range(count)]
+        """The sampled token and the ids that follow it, each one nat less likely at temperature 1."""
+        temperature = self.body["sampling_params"].get("temperature") or 1
+        return [[self.logprobs[at] - k / temperature, self.ids[at] + k, None] for k in range(count)]
 
     def _finish_reason(self, aborted: bool) -> Json:
         kind = "abort" if aborted else self.reply.finish_reason or ("length" if self.cut else "stop")
