@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 from typing import Any
 
@@ -10,6 +11,8 @@ from rich.console import ConsoleOptions, RenderableType
 from rich.segment import Segment
 
 from agentrl.visible import LINES, visible
+
+NEVER_WRAPS = 100_000
 
 
 class Console(rich.console.Console):  # noqa: TID251
@@ -27,3 +30,11 @@ class Console(rich.console.Console):  # noqa: TID251
                 yield segment
             else:
                 yield Segment(visible(segment.text, LINES), segment.style)
+
+
+def report_console() -> Console:
+    """A console that wraps lines only on a terminal, or where COLUMNS says how long they may be."""
+    console = Console()
+    if not console.is_terminal and "COLUMNS" not in os.environ:
+        console.width = NEVER_WRAPS
+    return console

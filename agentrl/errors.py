@@ -16,6 +16,7 @@ AgentRLError
 ├── MisplacedTensor               an operation mixes tensors of the CPU and of the fake accelerator
 ├── NonFiniteError                a loss or a gradient is NaN or infinite
 └── EngineError                   an inference engine failed a call
+    ├── EngineKeyRefused          the engine requires another key, or one at all
     ├── EngineUnavailable         the engine does not answer, or the pool is empty
     │   └── EngineDied            the connection broke during a call
     └── EngineRejected            the engine rejected the request with a 4xx
@@ -118,6 +119,10 @@ class EngineError(AgentRLError):
     def __init__(self, message: str, *, engine_message: str = "") -> None:
         super().__init__(message)
         self.engine_message = engine_message
+
+
+class EngineKeyRefused(EngineError):
+    """The engine requires another key than it was sent, or one at all."""
 
 
 class EngineUnavailable(EngineError):

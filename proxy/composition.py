@@ -12,7 +12,7 @@ import logging
 import os
 import signal
 import socket
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from collections.abc import AsyncIterator, Coroutine, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -26,8 +26,9 @@ from agentrl.dashboard import dashboard_app
 from agentrl.dashboard.dashboard_parts import Dashboard
 from agentrl.dashboard.sign_in import Signer
 from agentrl.domain.schemas import Json
-from agentrl.engine.backends import BACKENDS
+from agentrl.engine.checks.load_checks import LoadChecks
 from agentrl.engine.engine_client import EngineClient
+from agentrl.engine.engine_connections import EngineConnections
 from agentrl.engine.engine_keys import EngineKeys
 from agentrl.errors import RequestError, StoreError
 from agentrl.proxy.access import keyring
@@ -85,7 +86,7 @@ class Settings:
 
     database_url: str = field(repr=False)
     run_name: str
-    engine_urls: list[str]
+    engine_urls: list[str]  # addresses, which may name a backend
     engine_keys: EngineKeys = field(default_factory=EngineKeys, repr=False)
     admin_key: str = field(repr=False)
     replica: str  # stable over restarts, so that a restarted proxy finds its own orphaned calls
@@ -141,17 +142,10 @@ async def running(app: FastAPI, settings: Settings, served: ServedRun) -> AsyncI
     timeout = aiohttp.ClientTimeout(total=None, sock_connect=5)
     connector = aiohttp.TCPConnector(limit=0)
     async with aiohttp.ClientSession(timeout=timeout, connector=connector) as http:
-        client_of = BACKENDS[config.engine.backend].client
         keys = replace(settings.engine_keys, admin_key=settings.admin_key)
-
-        def connect(url: str) -> EngineClient:
-            return client_of(url, http, key=keys.of(url))
-
-        def joining(member: Member) -> EngineClient:
-            return client_of(member.url, http, key=keys.own(member.url)) if member.own_key else connect(member.url)
-
+        connections = EngineConnections(http, keys, config.engine.backend)
         places = places_of(config, settings.admin_key, settings.listens)
-        pool = engine_pool([connect(url) for url in settings.engine_urls], served, joining, places)
+        pool = engine_pool(connections, settings.engine_urls, served, places)
         access, metrics, heavy = Access(Keyring(settings.admin_key), store), Metrics(), Heavy()
         trees = tree_cache(store)
         sessions = LiveSessions(store, access.keyring, Gate.of(config.proxy), trees, pool)
@@ -177,7 +171,7 @@ async def running(app: FastAPI, settings: Settings, served: ServedRun) -> AsyncI
             body_limits=BodyLimits(config.proxy.max_body_bytes, config.proxy.body_timeout_s),
             public_address=PublicAddress.of(config.proxy),
             pool=pool,
-            engine_keys=keys,
+            engine_connections=connections,
             metrics=metrics,
             scrape=scrape,
             context=context,
@@ -243,17 +237,22 @@ async def running(app: FastAPI, settings: Settings, served: ServedRun) -> AsyncI
 
 
 def engine_pool(
-    clients: list[EngineClient], served: ServedRun, connect: Callable[[Member], EngineClient], places: VersionPlaces
+    connections: EngineConnections, addresses: list[str], served: ServedRun, places: VersionPlaces
 ) -> EnginePool:
     """The pool of a run's engines, which get whole weights or adapters as the run publishes them."""
     config, publish = served.config, served.config.publish
     by_adapter = config.trainer.lora.publish == "adapter"
-    folders = WeightFolders(ADAPTER) if by_adapter else WeightFolders(TENSORS, places)
+    fits = LoadChecks(Path(served.base_model))
+    folders = WeightFolders(ADAPTER, fits=fits) if by_adapter else WeightFolders(TENSORS, places, fits)
     records = EngineRecords(served.store, served.base_model, folders)
+
+    def joined(member: Member) -> EngineClient:
+        return connections.joined(member.url, member.backend, own_key=member.own_key)
+
     return EnginePool(
-        clients,
+        [connections.listed(address) for address in addresses],
         records,
-        connect=connect,
+        connect=joined,
         adapters=Adapters(records.oldest_call) if by_adapter else None,
         watchers=config.proxy.engine_watchers,
         silent_s=config.proxy.heartbeat_timeout_s,

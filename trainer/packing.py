@@ -81,6 +81,7 @@ class Microbatch:
     turns_S: Tensor  # int64, the turn of each loss token, counted from 0 over all trajectories
     lengths: tuple[int, ...]  # unpacked: of the sequences that make up the N tokens; packed: empty
     trajectory_ids: tuple[str, ...]  # of those trajectories, in their order
+    first_turns: tuple[int, ...]  # turns before each of them
     sequences: int  # trajectories with loss tokens
     turns: int  # of those, up to the last with loss tokens
     pairs: int  # of a node and one that it attends to
@@ -228,6 +229,7 @@ def microbatch(tree: PrefixTree, samples: Sequence[Sample], *, unpacked: bool) -
         turns_S=torch.from_numpy(of_turns),
         lengths=lengths,
         trajectory_ids=tuple(s.tokens.trajectory_id for s in samples),
+        first_turns=tuple(first[:-1].tolist()),
         sequences=_rows(of_trajectories),
         turns=_rows(of_turns),
         pairs=int(tree.positions.sum(dtype=np.int64)) + len(tree),

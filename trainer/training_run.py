@@ -37,6 +37,7 @@ from agentrl.trainer.checkpoints.stored_checkpoints import stored_checkpoints, s
 from agentrl.trainer.distributed import World
 from agentrl.trainer.learning_rate import learning_rate, set_learning_rate
 from agentrl.trainer.metrics.batch_metrics import Metrics, finite
+from agentrl.trainer.metrics.engine_gaps import CallGaps
 from agentrl.trainer.metrics.fact_collector import FactCollector, chosen
 from agentrl.trainer.models.run_models import after_step, make_models
 from agentrl.trainer.nonfinite import NonFinite
@@ -141,7 +142,7 @@ class TrainingRun:
         functions = Functions(loss=loss or t.functions.loss, advantage=advantage or t.functions.advantage)
         times = StepTimes(t.world.device, waited_s)
         with profiled(t, batch.step):
-            share, metrics, facts = learn(t, batch, functions, times)
+            share, metrics, facts, gaps = learn(t, batch, functions, times)
         updated = time.time()
         times.train_s = updated - start
         advantages = gather_facts(share, len(batch.outlines), t.world)
@@ -155,7 +156,7 @@ class TrainingRun:
                 wasted_tokens=batch.outline.wasted_tokens,
                 trained=trained_trajectories(batch.outline, advantages),
             ),
-            metrics=finite(step_metrics(t, batch, share, advantages, metrics, times)),
+            metrics=finite(step_metrics(t, batch, share, advantages, metrics, times, gaps.gathered(t.world))),
         )
         self._leased, self._updated = None, Updated(record, facts.gathered(t.world), start, updated)
         return dict(record.metrics)
@@ -274,9 +275,9 @@ def closing(t: Trainer) -> Iterator[None]:
 
 def learn(
     t: Trainer, batch: LeasedBatch, functions: Functions, times: StepTimes
-) -> tuple[Share, Metrics, FactCollector]:
-    """Update the models from a batch; returns this rank's share with advantages, the metrics of the update, and the
-    facts of tokens on this rank. Collective.
+) -> tuple[Share, Metrics, FactCollector, CallGaps]:
+    """Update the models from a batch; returns this rank's share with advantages, the metrics of the update, and, of
+    this rank, the facts of tokens and the gaps of calls. Collective.
     """
     config = t.config.trainer
     share = make_share(
@@ -298,6 +299,7 @@ def learn(
         set_learning_rate(t.models.critic.optimizer, config.critic_lr * lr / config.lr)
     chosen_ids = chosen(batch.outline, config.token_facts)
     facts = FactCollector(chosen_ids, config.algorithm, own_loss=functions.loss is not None)
+    gaps = CallGaps()
     metrics = update_policy(
         t.policy,
         t.optimizer,
@@ -311,9 +313,10 @@ def learn(
         functions.loss,
         facts,
         times,
+        gaps,
     )
     after_step(t.models, batch.step, config)
-    return share, metrics | {"lr": lr}, facts
+    return share, metrics | {"lr": lr}, facts, gaps
 
 
 def on_nonfinite(t: Trainer, step: int, found: NonFinite) -> None:

@@ -27,6 +27,7 @@ from agentrl.trainer.batches.step_times import StepTimes
 from agentrl.trainer.distributed import World
 from agentrl.trainer.forward_pass import Passes, value_loss
 from agentrl.trainer.metrics.batch_metrics import Metrics
+from agentrl.trainer.metrics.engine_gaps import CallGaps
 from agentrl.trainer.metrics.fact_collector import FactCollector
 from agentrl.trainer.metrics.flops import PassCounts, update_flops
 from agentrl.trainer.metrics.model_shape import shape_of
@@ -64,6 +65,7 @@ class Update:
     grad_norms: dict[str, list[float]] = field(default_factory=dict)  # by metric name
     skipped: int = 0  # minibatches that were not finite
     token_facts: FactCollector | None = None
+    call_gaps: CallGaps | None = None
     times: StepTimes = field(kw_only=True)
 
     @property
@@ -81,6 +83,8 @@ class Update:
         self.stats.add(stats)
         if self.token_facts is not None:
             self.token_facts.add(stats.seen)
+        if self.call_gaps is not None:
+            self.call_gaps.merge(stats.call_gaps)
 
 
 def update_policy(
@@ -96,10 +100,12 @@ def update_policy(
     loss: LossFunction | None = None,
     token_facts: FactCollector | None = None,
     times: StepTimes | None = None,
+    call_gaps: CallGaps | None = None,
 ) -> Metrics:
     """Train on samples, sampled by weights up to `version`; `ages` maps each version that sampled them to its age.
     `samples` is this rank's share of them, or all samples on every rank. `loss` is the user's, in place of the
-    algorithm's. `token_facts` gets the tokens of finite minibatches, and `times` the time of each part.
+    algorithm's. `token_facts` gets the tokens of finite minibatches, `call_gaps` how far their calls' logprobs are
+    from the engine's, and `times` the time of each part.
 
     A minibatch whose loss or gradient is not finite changes nothing and enters no metric: `on_nonfinite` is called with
     the `NonFinite`, and may raise. Returns the metrics, equal on every rank. Collective.
@@ -114,7 +120,17 @@ def update_policy(
         share = replace(share, samples=token_facts.marked(share.samples))
     passes = Passes(policy, config.algorithm, version, ages, loss, config.router_aux_loss_coef)
     times = times or StepTimes(world.device)
-    update = Update(passes, optimizer, learner, config, world, on_nonfinite, token_facts=token_facts, times=times)
+    update = Update(
+        passes,
+        optimizer,
+        learner,
+        config,
+        world,
+        on_nonfinite,
+        token_facts=token_facts,
+        call_gaps=call_gaps,
+        times=times,
+    )
     with times.reading("build"):
         work = plan_update(share, budget, config, world)
     score(update, work)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -20,7 +19,6 @@ if TYPE_CHECKING:
     from agentrl.store import Database
 
 STOPPED = 130
-NEVER_WRAPS = 100_000
 
 
 def doctor(
@@ -81,13 +79,10 @@ def doctor(
     if as_json:
         say(json.dumps(to_json(report), indent=2))
     else:
-        from agentrl.console import Console
+        from agentrl.console import report_console
         from agentrl.doctor.show import show
 
-        console = Console()
-        if not console.is_terminal and "COLUMNS" not in os.environ:
-            console.width = NEVER_WRAPS  # output goes to a file or a program
-        show(report, console)
+        show(report, report_console())
         if session is not None:
             say(f"page: agentrl ui {_where(run, database_url)}--session {session}")
     raise typer.Exit(0 if report.verdict.answer is Answer.TRAINABLE else 1)

@@ -1,4 +1,4 @@
-"""`agentrl engine`: starts one inference server, watches it and restarts it."""
+"""`agentrl engine`: starts one inference server, watches it and restarts it; `check` examines one."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from agentrl.cli.engine_check import check
 from agentrl.errors import UserError
 from agentrl.visible import say
 
@@ -17,7 +18,13 @@ if TYPE_CHECKING:
     from agentrl.engine.supervisor import EngineSupervisor
 
 
+commands = typer.Typer()
+commands.command()(check)
+
+
+@commands.callback(invoke_without_command=True)
 def engine(
+    context: typer.Context,
     model: Annotated[
         str | None, typer.Option("--model", help="smollm2, tiny, or a Hugging Face folder.", show_default=False)
     ] = None,
@@ -88,6 +95,9 @@ def engine(
     key in AGENTRL_ENGINE_KEY; without one it creates a random key in a file beside the log, which the proxy needs, or,
     with --join, derives a key from AGENTRL_ADMIN_KEY as the proxies do.
     """
+    if context.invoked_subcommand is not None:
+        _refuse_options(context)
+        return
     import os
 
     from rich.text import Text
@@ -157,6 +167,15 @@ def engine(
     alone = spec.hosts == 1
     supervisor = EngineSupervisor(spec, observer, weights=loaded, start_timeout_s=start_timeout_s, restarts=alone)
     _run_until_signal(supervisor, observer, joins)
+
+
+def _refuse_options(context: typer.Context) -> None:
+    """Raise UserError for an option of the engine to start before the name of a command."""
+    for name in context.params:
+        source = context.get_parameter_source(name)
+        if source is not None and source.name == "COMMANDLINE":
+            option = name.replace("_", "-")
+            raise UserError(f"--{option}: not an option of `agentrl engine {context.invoked_subcommand}`")
 
 
 def create_key_file(path: Path) -> str:

@@ -61,12 +61,12 @@ def _root(
 
 
 app.add_typer(db.db, name="db")
+app.add_typer(engine.commands, name="engine")
 app.add_typer(key.key, name="key")
 app.add_typer(render.render, name="render")
 app.add_typer(run.run, name="run")
 app.add_typer(store.store, name="store")
 app.command("doctor")(doctor.doctor)
-app.command("engine")(engine.engine)
 app.command("logs")(logs.logs)
 app.command("model")(model.model)
 app.command("export")(export.export)

@@ -18,7 +18,10 @@ from agentrl.visible import log_to_stderr, say
 def proxy(
     run: RequiredRun,
     engine: list[str] = typer.Option(
-        [], "--engine", help="URL of an SGLang server; repeat for several. Others join by `agentrl engine --join`."
+        [],
+        "--engine",
+        help="URL of an engine; repeat for several. vllm+http://HOST:PORT names its backend, if it is not the run's. "
+        "Others join by `agentrl engine --join`.",
     ),
     database_url: DatabaseUrl = None,
     host: str = typer.Option("127.0.0.1", help="Address to listen on."),

@@ -1,8 +1,8 @@
-"""The section `engine`: the inference servers of a run."""
+"""The section `engine`: the inference servers of a run, and their addresses."""
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, NamedTuple, get_args
 
 from pydantic import Field, field_validator
 
@@ -10,6 +10,9 @@ from agentrl.configs.section import Positive, Seconds, Section, plain_address
 
 CPU_REQUESTS = 64
 """What `max_running_requests: null` means on a CPU."""
+BackendName = Literal["sglang", "vllm"]
+"""A kind of server: a name of `agentrl.engine.backends.BACKENDS`."""
+NAMES: tuple[BackendName, ...] = get_args(BackendName)
 NAME = r"^[A-Za-z0-9][A-Za-z0-9_-]{0,63}$"
 
 
@@ -18,10 +21,40 @@ def default_dtype(device: Literal["cpu", "cuda"]) -> Literal["float32", "bfloat1
     return "bfloat16" if device == "cuda" else "float32"
 
 
+class EngineAddress(NamedTuple):
+    """The URL of an engine, without a trailing slash, and its backend; None: that of the run."""
+
+    url: str
+    backend: BackendName | None = None
+
+
+def engine_address(text: str, instead: str = "") -> EngineAddress:
+    """Parse the address of an engine, which may name its backend: `vllm+http://HOST:PORT`.
+
+    Raises ValueError for an unknown backend, an invalid URL, and one with a password.
+    """
+    prefix, rest = _split(text)
+    url = plain_address(rest, instead)
+    backend = next((name for name in NAMES if name == prefix), None)
+    if prefix is not None and backend is None:
+        raise ValueError(f"names the backend {prefix[:40]!r}, but there are {', '.join(NAMES)}")
+    return EngineAddress(url, backend)
+
+
+def engine_url(text: str) -> str:
+    """The URL of an address, which is not checked."""
+    return _split(text)[1].rstrip("/")
+
+
+def _split(text: str) -> tuple[str | None, str]:
+    prefix, plus, rest = text.partition("+")
+    return (prefix, rest) if plus and prefix.isidentifier() else (None, text)
+
+
 class EngineConfig(Section):
     """Inference servers, started by `agentrl train` or given as `urls`."""
 
-    backend: Literal["sglang", "vllm"] = "sglang"
+    backend: BackendName = "sglang"
     """The inference server of the engines. `vllm` needs an environment of its own: `make setup-vllm`, or
     AGENTRL_VLLM_PYTHON.
     """
@@ -61,14 +94,18 @@ class EngineConfig(Section):
     started with `agentrl engine --deterministic`.
     """
     urls: list[str] = Field(default_factory=list)
-    """Existing servers to use instead of starting any. Their keys come from AGENTRL_ENGINE_KEY."""
+    """Existing servers to use instead of starting any. `vllm+http://HOST:PORT` names the backend of one that is not of
+    `backend`. Their keys come from AGENTRL_ENGINE_KEY.
+    """
     extra_args: list[str] = Field(default_factory=list)
     """Further arguments of `sglang.launch_server` or `vllm serve`."""
 
     @field_validator("urls")
     @classmethod
     def _are_plain_addresses(cls, value: list[str]) -> list[str]:
-        return [plain_address(url, "; use AGENTRL_ENGINE_KEY") for url in value]
+        for text in value:
+            engine_address(text, "; use AGENTRL_ENGINE_KEY")
+        return [text.rstrip("/") for text in value]
 
     def dtype_on(self, device: Literal["cpu", "cuda"]) -> Literal["float32", "bfloat16", "float16"]:
         """The type on the engines' device."""

@@ -82,13 +82,22 @@ def _engines(engines: Sequence[Json], run: Json, here: str) -> Iterator[Note]:
 
 def _honesty(series: Json, here: str) -> Iterator[Note]:
     mismatch = _recent(series, "logprob_mismatch_mean_abs")
+    by_engine = sorted((gap, name) for name, gap in _mismatch_by_engine(series).items())
     if mismatch is not None and mismatch > MISMATCH:
         worst = _step_of_largest(series, "logprob_mismatch_mean_abs")
+        most = f" (most at engine {by_engine[-1][1]}: {by_engine[-1][0]:.3g})" if len(by_engine) > 1 else ""
         text = (
-            f"engine and trainer disagree by {mismatch:.3g} nats a token with the same weights: compare the "
+            f"engine and trainer disagree by {mismatch:.3g} nats a token{most} with the same weights: compare the "
             "temperature, the chat template and the number format of both"
         )
         yield Note("bad", text, f"{here}/steps/{worst}")
+    elif mismatch is not None and by_engine and by_engine[-1][0] > MISMATCH:
+        gap, name = by_engine[-1]
+        text = (
+            f"engine {name} and the trainer disagree by {gap:.3g} nats a token with the same weights, all engines by "
+            f"{mismatch:.3g}"
+        )
+        yield Note("bad", text, f"{here}/engines")
     sample_size = _recent(series, "importance_ratio/ess")
     if sample_size is not None and sample_size < FEW_SAMPLES:
         worst = series["step"][-1]
@@ -168,6 +177,12 @@ def _values(series: Json, name: str) -> list[float]:
 def _recent(series: Json, name: str) -> float | None:
     values = _values(series, name)
     return fmean(values[-RECENT:]) if values else None
+
+
+def _mismatch_by_engine(series: Json) -> dict[str, float]:
+    prefix = "mismatch/engine/"
+    names = [name for name in series["metrics"] if name.startswith(prefix) and not name.endswith("/several")]
+    return {name.removeprefix(prefix): gap for name in names if (gap := _recent(series, name)) is not None}
 
 
 def _step_of_largest(series: Json, name: str) -> int:

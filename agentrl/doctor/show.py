@@ -61,7 +61,7 @@ def _show_verdict(report: Report, console: Console) -> None:
     scope = "with its sub-agents: " if report.subagents else ""
     console.print(Text.assemble(scope, (verdict.answer.value, f"bold {COLOURS[verdict.answer]}")))
     for line, mark in [*((p, "✗") for p in verdict.problems), *((n, "·") for n in verdict.notes)]:
-        console.print(Padding(_hanging(mark, line), (0, 0, 0, 1), expand=False))
+        console.print(Padding(hanging(mark, line), (0, 0, 0, 1), expand=False))
 
 
 def alike(forks: Sequence[Fork]) -> list[list[Fork]]:
@@ -198,7 +198,7 @@ def _token(token: int | None) -> str:
     return "the end" if token is None else f"id {token}"
 
 
-def _hanging(mark: str, line: str) -> Table:
+def hanging(mark: str, line: str) -> Table:
     grid = Table.grid(padding=(0, 1))
     grid.add_column(no_wrap=True)
     grid.add_column(overflow="fold")

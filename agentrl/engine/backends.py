@@ -8,12 +8,15 @@ from typing import Protocol
 
 import aiohttp
 
+from agentrl.engine.checks.supported_releases import Support
 from agentrl.engine.engine_client import EngineClient
 from agentrl.engine.engine_spec import EngineSpec
 from agentrl.engine.sglang import sglang_command
 from agentrl.engine.sglang.sglang_client import SGLangClient
+from agentrl.engine.sglang.sglang_support import SGLANG
 from agentrl.engine.vllm import vllm_command
 from agentrl.engine.vllm.vllm_client import VLLMClient
+from agentrl.engine.vllm.vllm_support import VLLM
 
 
 class Connect(Protocol):
@@ -31,9 +34,10 @@ class Backend:
     argv: Callable[[EngineSpec], list[str]]
     """The command line. Raises UserError for a specification that the server cannot do."""
     environment: Callable[[EngineSpec], dict[str, str]]
+    support: Support
 
 
 BACKENDS: dict[str, Backend] = {
-    "sglang": Backend(SGLangClient, sglang_command.argv, sglang_command.environment),
-    "vllm": Backend(VLLMClient, vllm_command.argv, vllm_command.environment),
+    "sglang": Backend(SGLangClient, sglang_command.argv, sglang_command.environment, SGLANG),
+    "vllm": Backend(VLLMClient, vllm_command.argv, vllm_command.environment, VLLM),
 }

@@ -42,6 +42,14 @@ class EngineInfo:
         return parse_version(self.version)
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ServerFacts:
+    """What does not change while a server runs."""
+
+    release: str  # of the server's package, for example 0.5.23
+    context_tokens: int | None  # the longest prompt with its answer
+
+
 class Health(StrEnum):
     """The state of a server."""
 
@@ -51,8 +59,9 @@ class Health(StrEnum):
 
 
 class Capability(StrEnum):
-    """What a server may be able to do, beside sampling tokens with logprobs and loading weights from a folder."""
+    """What a server may be able to do, beside sampling tokens with logprobs."""
 
+    WEIGHTS = "weights"  # loads weights from a folder, verifiably
     EARLY_SPANS = "early spans"  # each event has the exact versions of its tokens, not only the last one
     FULL_LOGPROBS = "full logprobs"  # logprobs are of the whole distribution, also with top-p, top-k and min-p
     GRAMMARS = "grammars"  # JSON schemas, regular expressions, structural tags
@@ -225,6 +234,10 @@ class EngineClient(Samples, HoldsWeights, TakesTensors, PreparesVersions, Protoc
     """A client of one server. Methods for which the server lacks a capability raise EngineRejected."""
 
     url: str
+    backend: str  # its name in `BACKENDS`
 
     async def capabilities(self) -> frozenset[Capability]:
         """What the server can do. Raises EngineUnavailable without an answer."""
+
+    async def server_facts(self) -> ServerFacts:
+        """The server's release and limits. Raises EngineRejected when a server of another kind answers."""

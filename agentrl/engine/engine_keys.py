@@ -5,6 +5,8 @@ Keys are passed in environment variables only, never in URLs or on command lines
     AGENTRL_ENGINE_KEY     the key that a started engine requires, and the default key for all engines
     AGENTRL_ENGINE_KEYS    keys of single engines: {"http://gpu-3:30000": "…"}
 
+An address may name the engine's backend (`vllm+http://gpu-3:30000`); the key is that of its URL.
+
 A key is sent as a bearer token (SGLang's `--api-key`). A key with a colon is `user:password` for a reverse proxy.
 
 An engine that joins a run without a key in its environment requires a key of its own: `derived_key`, the HMAC of its
@@ -25,7 +27,7 @@ from dataclasses import dataclass, field
 from typing import Self
 from urllib.parse import urlsplit
 
-from agentrl.configs.section import plain_address
+from agentrl.configs.engine_config import engine_address, engine_url
 from agentrl.environment import ENGINE_KEY, ENGINE_KEYS, is_loopback, key_from
 from agentrl.errors import ConfigError
 
@@ -76,11 +78,11 @@ class EngineKeys:
             raise ConfigError(f'{ENGINE_KEYS}: must be a JSON object, {{"http://HOST:PORT": "KEY"}}')
         for key in by_url.values():
             key_from({ENGINE_KEYS: key}, ENGINE_KEYS)
-        return cls(key_from(env, ENGINE_KEY), {url.rstrip("/"): key for url, key in by_url.items()})
+        return cls(key_from(env, ENGINE_KEY), {engine_url(address): key for address, key in by_url.items()})
 
-    def of(self, url: str) -> str | None:
+    def of(self, address: str) -> str | None:
         """The key of an engine."""
-        return self.by_url.get(url.rstrip("/"), self.common)
+        return self.by_url.get(engine_url(address), self.common)
 
     def own(self, url: str) -> str:
         """The key of an engine that joined with a key of its own."""
@@ -90,22 +92,24 @@ class EngineKeys:
         """Whether an engine whose key has this digest derived it as `own` does."""
         return hmac.compare_digest(key_digest(self.own(url)).encode(), digest.encode())
 
-    def variables(self, urls: Iterable[str]) -> dict[str, str]:
+    def variables(self, addresses: Iterable[str]) -> dict[str, str]:
         """The environment variables for a process that calls these engines."""
-        keys = {url.rstrip("/"): key for url in urls if (key := self.of(url)) is not None}
+        keys = {engine_url(address): key for address in addresses if (key := self.of(address)) is not None}
         return {ENGINE_KEYS: json.dumps(keys)} if keys else {}
 
-    def check(self, urls: Iterable[str], *, has_own: bool = False) -> None:
-        """Raise ConfigError for a URL with a password, a duplicate URL, or an engine off loopback without a key.
+    def check(self, addresses: Iterable[str], *, has_own: bool = False) -> None:
+        """Raise ConfigError for an address with a password, an unknown backend, an engine that is given twice, or one
+        off loopback without a key.
 
         Engines that have a key of their own (`has_own`) need none here.
         """
-        found = [url.rstrip("/") for url in urls]
+        given = list(addresses)
+        found = [engine_url(address) for address in given]
         if twice := next((url for url in found if found.count(url) > 1), None):
             raise ConfigError(f"the engine {twice.rpartition('@')[2]} is given twice")
-        for url in found:
+        for address, url in zip(given, found, strict=True):
             try:
-                plain_address(url, f"; use {ENGINE_KEY}")
+                engine_address(address, f"; use {ENGINE_KEY}")
             except ValueError as error:
                 raise ConfigError(f"the URL of an engine {error}") from error
             if not has_own and not is_loopback(urlsplit(url).hostname or "") and self.of(url) is None:

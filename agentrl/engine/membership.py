@@ -46,7 +46,7 @@ class Membership:
         self._headers = {"Authorization": f"Bearer {place.key}"}
         self._advertised = place.advertised
         own = key_digest(derived_key(place.key, place.advertised)) if place.has_own_key else None
-        self._join = {"url": place.advertised, "lease_s": LEASE_S, "key_digest": own}
+        self._join = {"url": place.advertised, "lease_s": LEASE_S, "key_digest": own, "backend": client.backend}
         self.joined = False
 
     async def keep(self) -> None:

@@ -72,6 +72,9 @@ GRAMMARS: dict[str, Callable[[str], None]] = {
     "structural_tag": grammars.check_structural_tag,
 }
 
+NAMES = frozenset({*NUMBERS, *SWITCHES, *GRAMMARS, "logit_bias", "stop", "stop_token_ids"})
+"""All parameters. Clients refuse others, because servers may ignore what they do not know."""
+
 
 def check(params: Json, vocab_size: int) -> None:
     """Validate parameters; null counts as absent. Raises ParamRefused for the first invalid one."""

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from agentrl import trace_endpoint
+from agentrl.configs.engine_config import engine_url
 from agentrl.configs.run_config import RunConfig
 from agentrl.domain.schemas import Json
 from agentrl.errors import AgentRLError, ConfigError, root_cause
@@ -93,7 +94,7 @@ def _open_run(
         dataset_facts.check_unchanged(conn, existing.id, datasets)
         runs.reopen(conn, existing.id, key=run_key, config=stored, steps=config.steps)
         memory_leases.forget(conn, existing.id)
-        engine_claims.forget(conn, existing.id, keep=[url.rstrip("/") for url in config.engine.urls])
+        engine_claims.forget(conn, existing.id, keep=[*map(engine_url, config.engine.urls)])
         return existing.id, runs.get(conn, existing.id).status
     return create.insert(conn, config, model, run_key, sources, datasets), "running"
 

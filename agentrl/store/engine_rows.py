@@ -27,6 +27,7 @@ class Member:
     updating_until: float | None = None  # seconds since the epoch, by the database's clock; so are all times here
     leased_until: float | None = None  # at the row's last change; None for an engine of the run's start
     own_key: bool = False
+    backend: str | None = None  # None: that of the run, of an engine that no replica has seen yet
 
     @property
     def joined(self) -> bool:
@@ -46,6 +47,7 @@ COLUMNS = (
     engines.c.updating_until,
     engines.c.leased_until,
     engines.c.own_key,
+    engines.c.backend,
 )
 
 

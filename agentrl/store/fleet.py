@@ -85,18 +85,32 @@ def news(conn: Connection, run_id: str, since: News | None, heard_s: float) -> N
     )
 
 
-def join(conn: Connection, run_id: str, url: str, lease_s: float, source: str, own_key: bool = False) -> float:
+def join(
+    conn: Connection,
+    run_id: str,
+    url: str,
+    lease_s: float,
+    source: str,
+    own_key: bool = False,
+    backend: str | None = None,
+) -> float:
     """Let an engine join, or renew its lease; returns the lease's end (seconds since the epoch).
+
+    `backend` is the kind of its server; None: that of the run.
 
     Raises RequestError 409 when the run has MAX_ENGINES engines.
     """
     mine = and_(engines.c.run_id == run_id, engines.c.url == url)
-    before = conn.execute(select(engines.c.own_key).where(mine, engines.c.leased_until.is_not(None))).first()
+    before = conn.execute(
+        select(engines.c.own_key, engines.c.backend).where(mine, engines.c.leased_until.is_not(None))
+    ).first()
     known = conn.execute(select(func.count()).where(engines.c.run_id == run_id)).scalar_one()
     if before is None and known >= MAX_ENGINES:
         raise RequestError(409, f"the run has {MAX_ENGINES} engines already", code="too_many_engines", param="url")
-    values = {"leased_until": clock.now() + lease_s, "own_key": own_key}
-    told = values if before is not None and before.own_key == own_key else changed(**values)  # a renewal is no news
+    values = {"leased_until": clock.now() + lease_s, "own_key": own_key, "backend": backend}
+    told = values if before == (own_key, backend) else changed(**values)  # a renewal is no news
+    if before is not None and before.backend not in (None, backend):
+        told |= {"state": "dead", "version": None}  # what was seen at this address was another server
     until = conn.scalars(
         upsert.insert(conn, engines)
         .values(run_id=run_id, url=url, **engine_rows.new(**values))
@@ -126,6 +140,7 @@ class _Saw(NamedTuple):
     state: str
     version: int | None
     error: str | None
+    backend: str | None = None
 
     def columns(self) -> Json:
         values: Json = {
@@ -135,6 +150,8 @@ class _Saw(NamedTuple):
             "seen_by": self.replica,
             "last_seen_at": clock.now(),
         }
+        if self.backend is not None:
+            values["backend"] = self.backend
         if self.state != "dead":
             values["starting_until"] = None  # one that answers has started
         return values
@@ -177,6 +194,7 @@ def save(
     state: str,
     version: int | None,
     error: str | None,
+    backend: str | None = None,
 ) -> tuple[bool, Member | None]:
     """Record the state of an engine as `replica` saw it, unless the row has changed since it looked.
 
@@ -186,7 +204,7 @@ def save(
 
     Returns whether it was recorded, and the row as it is then; None for an engine that joined and has left.
     """
-    return only(save_many(conn, [(run_id, url, known, joined, replica, state, version, error)]))
+    return only(save_many(conn, [(run_id, url, known, joined, replica, state, version, error, backend)]))
 
 
 def _save_listed(conn: Connection, run_id: str, url: str, known: int, saw: _Saw) -> tuple[bool, Member | None]:

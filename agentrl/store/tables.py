@@ -301,7 +301,9 @@ interactions = Table(
     Column("delivery", String(16), nullable=False, default="given"),
     Column("holder", String(64)),
     Column("last_retry", Integer),  # number of the retry that got the answer last; null: none
-    Column("engine_url", Text),
+    Column("engine_url", Text),  # of the engine that sampled its last token
+    Column("engine_backend", String(32)),
+    Column("engine_spans", JSON),  # where several engines sampled it: [[url, backend, first token], …]
     Column("params", JSON, nullable=False),
     Column("temperature", Float, nullable=False),
     Column("system_hash", ForeignKey("contents.hash")),  # the system messages that the conversation begins with
@@ -509,6 +511,7 @@ engines = Table(
     Column("updating_until", Float),  # after that, another replica may
     Column("leased_until", Float),  # of an engine that joined by itself
     Column("own_key", Boolean, nullable=False, server_default=false()),  # it requires a key of its own
+    Column("backend", String(32)),  # of its server; null: the run's, of an engine that no replica has seen yet
     # What replicas read each second: rows that changed. The time is the database's.
     Column("changes", Integer, nullable=False, server_default="0"),  # grows with every change
     Column("changed_at", Float, nullable=False, server_default="0"),

@@ -115,7 +115,7 @@ class Controls:
         if "weights" in self.released:
             await self._die()
         problem, self.fail_next_update = self.fail_next_update, None
-        problem = problem or _missing(body["model_path"])
+        problem = problem or missing_folder(body["model_path"])
         if problem is not None:
             return 400, {"success": False, "message": problem}
         self.model_path = body["model_path"]
@@ -199,7 +199,7 @@ class Controls:
             self._loaded, self.undefined, self.content = f"{self.model_path}@{self.version}", False, None
         return _done(problem)
 
-    async def _load_lora_adapter(self, body: Json) -> tuple[int, Json]:
+    async def _load_lora_adapter(self, body: Json) -> tuple[int, Json | None]:
         async with self._adapters_change:
             problem = self._load(body["lora_name"], body["lora_path"])
         return (200 if problem is None else 400), {"success": problem is None, "error_message": problem or ""}
@@ -211,12 +211,12 @@ class Controls:
             problem = "LoRA is not enabled. Please set `--enable-lora` to enable LoRA."
         elif name in self.adapters:
             problem = f"Failed to load LoRA adapter {name} because it is already loaded"
-        problem = problem or _missing(path)
+        problem = problem or missing_folder(path)
         if problem is None:
             self.adapters[name] = self._once_loaded[name] = path
         return problem
 
-    async def _unload_lora_adapter(self, body: Json) -> tuple[int, Json]:
+    async def _unload_lora_adapter(self, body: Json) -> tuple[int, Json | None]:
         name = body["lora_name"]
         async with self._adapters_change:
             if self.adapters.pop(name, None) is None:
@@ -241,13 +241,16 @@ class Controls:
         return (200, {}) if self._is_idle() else (400, {"message": "requests are running"})
 
     async def _weights_checker(self, body: Json) -> tuple[int, Json]:
-        digests = self.digests or self.content or {"weights": self._loaded}
-        return 200, {"success": True, "ranks": [{"checksums": digests}]}
+        return 200, {"success": True, "ranks": [{"checksums": self._weights_digests()}]}
+
+    def _weights_digests(self) -> dict[str, str]:
+        return self.digests or self.content or {"weights": self._loaded}
 
 
 def _done(problem: str | None) -> tuple[int, Json]:
     return (200 if problem is None else 400), {"success": problem is None, "message": problem or "Success"}
 
 
-def _missing(folder: str) -> str | None:
+def missing_folder(folder: str) -> str | None:
+    """Why a folder cannot be loaded, or None."""
     return None if Path(folder).is_dir() else f"no such folder: {folder}"

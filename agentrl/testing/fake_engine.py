@@ -42,13 +42,17 @@ from agentrl.testing.replies import Reply, Respond, RunningReply, fixed_answer
 from agentrl.testing.server_thread import ServerThread
 from agentrl.versions.version_cache import VersionCache
 
+RELEASE = "0.5.23"
+"""Of the SGLang that it imitates."""
+
 
 class FakeEngine(Controls):
     """Serves inside `with`, or from `start()` to `stop()`, in a thread, on 127.0.0.1.
 
     Attributes for tests to read, in the order of arrival: `requests` (bodies of `/generate`), `headers` (of the same),
     `calls` (every other POST as (path, body)), `disconnected` (request ids whose client went away). `running` holds the
-    ids of running requests; `holding` counts the replies that wait at their `hold_after`.
+    ids of running requests; `holding` counts the replies that wait at their `hold_after`. `server_release` is the
+    release that it reports, which a test may set.
     """
 
     def __init__(
@@ -83,6 +87,7 @@ class FakeEngine(Controls):
         self.calls: list[tuple[str, Json]] = []
         self.disconnected: list[str] = []
         self.holding = 0
+        self.server_release = RELEASE
         self.stager = FakeStager(self)
         self._host = None if cache is None else VersionHost(VersionCache(cache, cache_bytes), key)
         self._preparer: Preparer | None = None
@@ -149,6 +154,10 @@ class FakeEngine(Controls):
 
     def _app(self) -> web.Application:
         app = web.Application(client_max_size=2**30, middlewares=[self._key_required])
+        self._add_routes(app)
+        return app
+
+    def _add_routes(self, app: web.Application) -> None:
         app.router.add_post("/generate", self._generate)
         app.router.add_get("/ready", self._ready)
         app.router.add_get("/health", self._health)
@@ -162,17 +171,19 @@ class FakeEngine(Controls):
             for path in PATHS:
                 app.router.add_route("*", path, self._prepared)
             app.router.add_get(f"{VERSIONS}{{name}}/{{file}}", self._version_file)
-        return app
 
     @web.middleware
     async def _key_required(
         self, request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
     ) -> web.StreamResponse:
         given = request.headers.get("Authorization")
-        is_open = request.path in ("/health", "/ready") or request.path.startswith(VERSIONS)
-        if self.key is None or is_open or given == f"Bearer {self.key}":
+        if self.key is None or self._is_open(request.path) or given == f"Bearer {self.key}":
             return await handler(request)
-        return _json({"error": {"message": "this engine needs its key", "code": 401}}, 401)
+        return as_json({"error": {"message": "this engine needs its key", "code": 401}}, 401)
+
+    def _is_open(self, path: str) -> bool:
+        """Whether a path needs no key."""
+        return path in ("/health", "/ready") or path.startswith(VERSIONS)
 
     def _recorded(self, path: str, control: Control) -> Callable[[web.Request], Awaitable[web.Response]]:
         async def handler(request: web.Request) -> web.Response:
@@ -182,7 +193,7 @@ class FakeEngine(Controls):
                 self._preparer.forget()
             status, answer = await control(body)
             await self._notify()
-            return _json(answer, status)
+            return as_json(answer, status)
 
         return handler
 
@@ -192,7 +203,7 @@ class FakeEngine(Controls):
         found = await answer(self._preparer, request.method, request.path, body[:MOST_BYTES])
         if request.method == "POST":
             self.calls.append((request.path, orjson.loads(body) if found.status < 300 else {}))
-        return _json(found.body, found.status)
+        return as_json(found.body, found.status)
 
     async def _version_file(self, request: web.Request) -> web.StreamResponse:
         assert self._host is not None
@@ -205,15 +216,15 @@ class FakeEngine(Controls):
         return web.Response(status=503 if self.paused else 200)
 
     async def _model_info(self, request: web.Request) -> web.Response:
-        return _json({"model_path": self.model_path, "weight_version": str(self.version)})
+        return as_json({"model_path": self.model_path, "weight_version": str(self.version)})
 
     async def _models(self, request: web.Request) -> web.Response:
-        base = {"id": self.model_path, "root": self.model_path, "parent": None}
+        base = {"id": self.model_path, "root": self.model_path, "parent": None, "max_model_len": self.context_length}
         loaded = [{"id": name, "root": path, "parent": self.model_path} for name, path in self.adapters.items()]
-        return _json({"object": "list", "data": [base, *loaded]})
+        return as_json({"object": "list", "data": [base, *loaded]})
 
     async def _server_info(self, request: web.Request) -> web.Response:
-        return _json({"tp_size": 1})
+        return as_json({"tp_size": 1, "version": self.server_release})
 
     async def _generate(self, request: web.Request) -> web.StreamResponse:
         body = orjson.loads(await request.read())
@@ -223,12 +234,17 @@ class FakeEngine(Controls):
             await self._die()
         reply = self._replies.popleft() if self._replies else self._default_reply(body)
         if reply.status is not None:
-            return _json({"error": {"message": reply.error or "scripted failure"}}, reply.status)
-        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
-        await response.prepare(request)
+            return as_json({"error": {"message": reply.error or "scripted failure"}}, reply.status)
         rid, adapter = body["rid"], body.get("lora_path")
         if adapter is not None and (problem := await self._name_adapter(rid, adapter)) is not None:
             reply = Reply(error=problem)
+        return await self._answer(request, body, reply)
+
+    async def _answer(self, request: web.Request, body: Json, reply: Reply) -> web.StreamResponse:
+        """Stream a reply to a request whose `body` is in SGLang's words."""
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await response.prepare(request)
+        rid = body["rid"]
         self.running.add(rid)
         try:
             await self._stream(request, response, rid, body, reply)
@@ -264,7 +280,8 @@ class FakeEngine(Controls):
         self, request: web.Request, response: web.StreamResponse, rid: str, body: Json, reply: Reply
     ) -> None:
         if reply.error is not None:
-            await _send(response, {"error": {"message": reply.error, "code": 400}})
+            await _send(response, {"error": self._error(reply.error)})
+            await response.write(b"data: [DONE]\n\n")
             return
         state = RunningReply(reply, body, cumulative=self.cumulative, routing=self.routing)
         for n_tokens in state.steps():
@@ -275,13 +292,31 @@ class FakeEngine(Controls):
                 request.transport.abort()
                 return
             aborted, state.retractions = rid in self._aborted, self.retractions[rid]
-            event = state.event(0 if aborted else n_tokens, self.version, aborted=aborted)
-            if aborted and self.paused and self.pause_mode == "retract":
-                state.repeat_last(event)
-            await _send(response, event)
+            await _send(response, self._event(state, 0 if aborted else n_tokens, aborted=aborted))
             if aborted:
                 break
+        for event in self._closing(state):
+            await _send(response, event)
         await response.write(b"data: [DONE]\n\n")
+
+    def _event(self, state: RunningReply, n_tokens: int, *, aborted: bool) -> Json:
+        """The next event of a reply."""
+        event = state.event(n_tokens, self.version, aborted=aborted)
+        if aborted and self.paused and self.pause_mode == "retract":
+            state.repeat_last(event)
+        return event
+
+    def _closing(self, state: RunningReply) -> list[Json]:
+        """The events between the last one of a reply and the end of the stream."""
+        return []
+
+    def _error(self, message: str, code: int = 400) -> Json:
+        """The value of `error` in an answer or event."""
+        return {"message": message, "code": code}
+
+    def _holds(self, rid: str) -> bool:
+        """Whether a pause stops a request."""
+        return self.paused
 
     async def _until_free(self, rid: str, *, holding: bool) -> None:
         """Wait while the engine is paused, and for `release` if the reply holds here; an abort ends both waits."""
@@ -293,7 +328,7 @@ class FakeEngine(Controls):
                 finally:
                     self.holding -= 1
                 self._released -= rid not in self._aborted
-            await self._changed.wait_for(lambda: not self.paused or rid in self._aborted)
+            await self._changed.wait_for(lambda: not self._holds(rid) or rid in self._aborted)
 
     async def _notify(self) -> None:
         async with self._changed:
@@ -315,5 +350,6 @@ async def _send(response: web.StreamResponse, event: Json) -> None:
     await response.write(b"data: " + orjson.dumps(event) + b"\n\n")
 
 
-def _json(value: Any, status: int = 200) -> web.Response:
+def as_json(value: Any, status: int = 200) -> web.Response:
+    """An answer with a JSON body."""
     return web.Response(body=orjson.dumps(value), status=status, content_type="application/json")

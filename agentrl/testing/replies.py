@@ -63,6 +63,11 @@ class RunningReply:
     def n_sent(self) -> int:
         return len(self.token_versions)
 
+    @property
+    def spans(self) -> list[Json]:
+        """The weight versions of the tokens sent so far."""
+        return spans_of([str(v) for v in (self.reply.versions or self.token_versions)[: self.n_sent]])
+
     def steps(self) -> Sequence[int]:
         """Tokens of each event; events begin exactly at `hold_after` and `drop_after`."""
         if self.reply.chunks is not None:
@@ -84,7 +89,6 @@ class RunningReply:
         n, omit = self.n_sent, self.reply.omit
         holds_back = len(self.ids) in (self.reply.hold_after, self.reply.drop_after) and n_tokens > 0
         done = aborted or (n == len(self.ids) and not holds_back)
-        labels = [str(v) for v in (self.reply.versions or self.token_versions)[:n]]
         meta: Json = {
             "id": self.body["rid"],
             "prompt_tokens": len(self.body["input_ids"]),
@@ -98,7 +102,7 @@ class RunningReply:
         if top := self.body.get("top_logprobs_num"):
             meta["output_top_logprobs"] = [self._likeliest(i, top) for i in range(start, n)]
         if done:
-            meta["weight_versions"] = spans_of(labels) or [{"version": str(version), "start": 0, "end": 0}]
+            meta["weight_versions"] = self.spans or [{"version": str(version), "start": 0, "end": 0}]
             if (experts := self._experts()) is not None:
                 meta["routed_experts"] = experts
         event: Json = {"text": "", "output_ids": self.ids[start:n], "meta_info": meta}
@@ -138,8 +142,9 @@ class RunningReply:
         return as_reported(chosen_experts(tokens, versions, self._routing, first))
 
     def _likeliest(self, at: int, count: int) -> list[Any]:
-        """The sampled token and the ids that follow it, each one nat less likely."""
-        return [[self.logprobs[at] - k, self.ids[at] + k, None] for k in range(count)]
+        """The sampled token and the ids that follow it, each one nat less likely at temperature 1."""
+        temperature = self.body["sampling_params"].get("temperature") or 1
+        return [[self.logprobs[at] - k / temperature, self.ids[at] + k, None] for k in range(count)]
 
     def _finish_reason(self, aborted: bool) -> Json:
         kind = "abort" if aborted else self.reply.finish_reason or ("length" if self.cut else "stop")

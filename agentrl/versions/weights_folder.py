@@ -55,7 +55,13 @@ def tensor_names(folder: Path) -> set[str]:
 
     Raises OSError when a file cannot be read, ValueError when one is damaged.
     """
-    return {entry.name for path in folder.glob("*.safetensors") for entry in read_header(path).entries}
+    return set(tensor_entries(folder))
+
+
+def tensor_entries(folder: Path) -> dict[str, Entry]:
+    """All tensors in a folder's safetensors files, by name. Reads only their heads; raises as `tensor_names` does."""
+    entries = (entry for path in folder.glob("*.safetensors") for entry in read_header(path).entries)
+    return {entry.name: entry for entry in entries}
 
 
 def combined(heads: Iterable[str], digests: Iterable[bytes]) -> str:

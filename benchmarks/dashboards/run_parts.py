@@ -62,6 +62,7 @@ def fleet(run_id: str, timeline: Timeline) -> Tables:
             "updating_until": None,
             "leased_until": None,
             "own_key": False,
+            "backend": "sglang",
             "changes": timeline.steps,
             "changed_at": now - 60,
             "seen_by": REPLICAS[0],

@@ -76,6 +76,8 @@ class Loads:
 class SimulatedClient(EngineClient):
     """A client of a simulated engine."""
 
+    backend = "sglang"
+
     def __init__(self, engine: SimulatedEngine, simulation: Simulation) -> None:
         self.url = engine.url
         self._engine = engine

@@ -110,6 +110,8 @@ async def commit(context: CallContext, call: Call, sampled: Sampled, answer: Ans
         spans=sampled.spans,
         finish_reason=answer.finish_reason,
         engine_url=sampled.engine_url,
+        engine_backend=sampled.engines[-1][1] if sampled.engines else None,
+        engine_spans=sampled.engines if len(sampled.engines) > 1 else None,
         cached_tokens=sampled.cached_tokens,
         first_token_at=sampled.first_token_at,
         top_logprobs=sampled.top,

@@ -117,7 +117,7 @@ class EngineRecords:
     async def save(self, engine: Engine) -> tuple[bool, Member | None]:
         """Record an engine's state, unless its row has changed since we looked: `fleet.save`."""
         known = engine.url, engine.seen, engine.joined
-        saw = self.replica, engine.state.value, engine.version, engine.error
+        saw = self.replica, engine.state.value, engine.version, engine.error, engine.backend
         recorded, row = await self._store.write(fleet.save, self._run_id, *known, *saw)
         if row is not None:
             self.members[row.url] = row

@@ -94,6 +94,15 @@ class Engine:
         return self.client.url
 
     @property
+    def backend(self) -> str:
+        """The name of its backend."""
+        return self.client.backend
+
+    def is_of(self, row: Member) -> bool:
+        """Whether the row is of the server that we connected to, not of one that has replaced it at its URL."""
+        return row.own_key == self.own_key and row.backend in (None, self.backend)
+
+    @property
     def is_released(self) -> bool:
         """Whether it reported that it has neither weights nor KV cache."""
         return self.memory is Memory.RELEASED

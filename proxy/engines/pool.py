@@ -174,12 +174,14 @@ class EnginePool:
             rows = self._records.members
             for engine in self.engines:
                 row = rows.get(engine.url)
-                if engine.joined and (row is None or not row.joined or row.own_key != engine.own_key):
+                if engine.joined and (row is None or not row.joined or not engine.is_of(row)):
                     self._leave(engine)
             known = {engine.url for engine in self.engines if not engine.left}
             joined = [row for row in rows.values() if row.joined and row.url not in known]
             new = [self._joining(row) for row in joined] if self._connect is not None else []
             self.engines = [engine for engine in self.engines if not engine.left] + new  # others iterate the old list
+            if new:  # perhaps at a known address
+                self._divided = ()
             self._divide(news)
             for engine in self.engines:
                 if (row := rows.get(engine.url)) is not None and row.changes > engine.changes:

@@ -1,4 +1,4 @@
-"""Checks the tensors of a weight folder against the trainer's checksum before an engine loads them.
+"""Checks a weight folder before an engine loads it: the trainer's checksum, and whether it fits the base model.
 
 A version that was written as a delta is made whole first, in this host's cache.
 """
@@ -6,13 +6,16 @@ A version that was written as a delta is made whole first, in this host's cache.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 
-from agentrl.errors import StorageError, StoreError
+from agentrl.engine.checks.load_checks import LoadChecks
+from agentrl.errors import ModelFolderError, StorageError, StoreError
+from agentrl.models import has_weights
 from agentrl.proxy.engines.delivery.version_places import VersionPlaces
 from agentrl.versions.version_manifest import VERSION_FILE
-from agentrl.versions.weights_folder import TENSORS, checksum
+from agentrl.versions.weights_folder import ADAPTER, TENSORS, checksum
 
 Signature = tuple[str, int, int]
 HELD = 2
@@ -22,12 +25,17 @@ HELD = 2
 class WeightFolders:
     """Checks each folder once in this process, and again when its file `tensors` has changed.
 
-    With `places`, folders with a manifest are found there, and made whole.
+    With `places`, folders with a manifest are found there, and made whole. With `fits`, the folders are whole weights
+    or adapters for this base model.
     """
 
-    def __init__(self, tensors: str = TENSORS, places: VersionPlaces | None = None) -> None:
+    def __init__(
+        self, tensors: str = TENSORS, places: VersionPlaces | None = None, fits: LoadChecks | None = None
+    ) -> None:
         self._tensors = tensors
         self._places = places
+        self._check = None if fits is None else fits.adapter if tensors == ADAPTER else fits.checkpoint
+        self._fitting: dict[int, tuple[str, int]] = {}  # version → folder, and when its list of files changed
         self._checksums: dict[int, tuple[Signature, str]] = {}
         self._held: dict[str, ExitStack] = {}
         self._making = asyncio.Lock()
@@ -36,9 +44,30 @@ class WeightFolders:
         """A folder with whole tensors: `path`, if it has them.
 
         A file that this machine does not see passes: engines may share a disk with the trainer, and an engine that
-        cannot read the file reports that. Raises StoreError when its tensors have another checksum than `expected`, or
-        it cannot be made whole.
+        cannot read the file reports that. Raises StoreError when its tensors have another checksum than `expected`, it
+        cannot be made whole, or the base model has other tensors.
         """
+        found = await self._recorded(version, path, expected)
+        if self._check is not None:
+            await asyncio.to_thread(self._fit, version, Path(found), self._check)
+        return found
+
+    def _fit(self, version: int, folder: Path, check: Callable[[Path], None]) -> None:
+        """Check a folder that this machine sees. Raises StoreError."""
+        try:
+            signature = (str(folder), folder.stat().st_mtime_ns)
+        except OSError:
+            return
+        if self._fitting.get(version) == signature or not has_weights(folder):
+            return
+        try:
+            check(folder)
+        except ModelFolderError as error:
+            raise StoreError(f"version {version} is not loaded: it does not fit the base model: {error}") from error
+        self._fitting[version] = signature
+
+    async def _recorded(self, version: int, path: str, expected: str | None) -> str:
+        """The folder with the whole tensors that were recorded. Raises StoreError."""
         folder = Path(path)
         if expected is not None and self._places is not None and await asyncio.to_thread(self._has_manifest, folder):
             return await self._whole(self._places, version, folder, expected)

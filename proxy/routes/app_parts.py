@@ -11,7 +11,7 @@ from typing import TypeVar
 from fastapi import FastAPI
 from starlette.requests import Request
 
-from agentrl.engine.engine_keys import EngineKeys
+from agentrl.engine.engine_connections import EngineConnections
 from agentrl.proxy.access.authentication import Access
 from agentrl.proxy.access.public_address import PublicAddress
 from agentrl.proxy.access.request_body import BodyLimits
@@ -39,7 +39,7 @@ def install(
     body_limits: BodyLimits,
     public_address: PublicAddress,
     pool: EnginePool,
-    engine_keys: EngineKeys,
+    engine_connections: EngineConnections,
     metrics: Metrics,
     scrape: Scrape,
     context: CallContext,
@@ -54,7 +54,7 @@ def install(
     """Make the objects available to the routes of `app`."""
     state = app.state
     state.store, state.access, state.body_limits, state.public_address = store, access, body_limits, public_address
-    state.pool, state.engine_keys, state.metrics, state.scrape = pool, engine_keys, metrics, scrape
+    state.pool, state.engine_connections, state.metrics, state.scrape = pool, engine_connections, metrics, scrape
     state.context, state.answers, state.upstreams = context, answers, upstreams
     state.finder, state.ends, state.refusals = finder, ends, refusals
     state.version_files, state.uploads = version_files, uploads
@@ -73,7 +73,7 @@ access = _part("access", Access)  # authentication
 body_limits = _part("body_limits", BodyLimits)  # the limits on the size and the arrival time of a body
 public_address = _part("public_address", PublicAddress)  # the URL under which clients reach the proxy
 pool = _part("pool", EnginePool)  # the engines
-engine_keys = _part("engine_keys", EngineKeys)  # the keys of engines, also of those that may join
+engine_connections = _part("engine_connections", EngineConnections)  # connects to engines, also to those that join
 metrics = _part("metrics", Metrics)  # the counters of this process
 scrape = _part("scrape", Scrape)  # the metrics of all workers of this port
 context = _part("context", CallContext)  # the objects that the steps of a model call share

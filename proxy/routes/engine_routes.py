@@ -10,6 +10,7 @@ from typing import Annotated
 from fastapi import APIRouter, Request
 from pydantic import BaseModel, ConfigDict, Field
 
+from agentrl.configs.engine_config import BackendName, engine_address, engine_url
 from agentrl.domain.schemas import Json
 from agentrl.environment import ADMIN_KEY
 from agentrl.errors import ConfigError, RequestError
@@ -38,6 +39,8 @@ class JoinBody(EngineBody):
     lease_s: Annotated[float, Field(ge=1, le=3600, allow_inf_nan=False)] = 30.0
     key_digest: Annotated[str, Field(max_length=64)] | None = None
     """Of an engine that requires the key derived from the admin key and its URL: the key's SHA-256."""
+    backend: BackendName | None = None
+    """The kind of the engine's server; null: the run's `engine.backend`."""
 
 
 class TurnBody(BaseModel):
@@ -80,16 +83,17 @@ async def join(body: JoinBody, request: Request) -> Json:
     loopback without a key, and for a key derived from another admin key.
     """
     await app_parts.access(request).require(request, Power.ADMIN)
-    store, pool, url = app_parts.store(request), app_parts.pool(request), body.url.rstrip("/")
-    keys, has_own = app_parts.engine_keys(request), body.key_digest is not None
+    store, pool, url = app_parts.store(request), app_parts.pool(request), engine_url(body.url)
+    connections, has_own = app_parts.engine_connections(request), body.key_digest is not None
     try:
-        keys.check([url], has_own=has_own)
+        connections.keys.check([body.url], has_own=has_own)
     except ConfigError as error:
         raise RequestError(400, str(error), code="engine_refused", param="url") from error
-    if body.key_digest is not None and not keys.derives(url, body.key_digest):
+    if body.key_digest is not None and not connections.keys.derives(url, body.key_digest):
         message = f"the key of this engine was derived from another admin key or URL than {ADMIN_KEY} and {url}"
         raise RequestError(400, message, code="engine_refused", param="key_digest")
-    until = await store.write(fleet.join, store.run_id, url, body.lease_s, store.replica, has_own)
+    backend = body.backend or engine_address(body.url).backend or connections.backend
+    until = await store.write(fleet.join, store.run_id, url, body.lease_s, store.replica, has_own, backend)
     return {"url": url, "leased_until": until, "engines": len(pool.engines)}
 
 
@@ -97,7 +101,7 @@ async def join(body: JoinBody, request: Request) -> Json:
 async def leave(body: EngineBody, request: Request) -> Json:
     """Take an engine that has joined out of the run: it gets no more calls."""
     await app_parts.access(request).require(request, Power.ADMIN)
-    store, url = app_parts.store(request), body.url.rstrip("/")
+    store, url = app_parts.store(request), engine_url(body.url)
     return {"url": url, "left": await store.write(fleet.leave, store.run_id, url, store.replica)}
 
 
@@ -117,7 +121,7 @@ async def _set(request: Request, url: str, *, draining: bool) -> Json:
     """Drain or resume an engine. Raises RequestError 404 for an engine that the run does not have."""
     await app_parts.access(request).require(request, Power.ADMIN)
     store, pool = app_parts.store(request), app_parts.pool(request)
-    url = url.rstrip("/")
+    url = engine_url(url)
     await store.write(engine_claims.set_draining, store.run_id, url, draining, store.replica)
     await pool.read_fleet()
     mine: Engine | None = next((engine for engine in pool.engines if engine.url == url), None)

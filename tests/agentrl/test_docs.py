@@ -8,6 +8,7 @@ from pathlib import Path
 
 import typer
 
+from agentrl.cli import engine
 from agentrl.cli.main import app
 
 ROOT = Path(__file__).parents[2]
@@ -34,6 +35,19 @@ def test_every_command_is_documented() -> None:
     group = typer.main.get_command(app)
     for name in group.commands:  # type: ignore[attr-defined]
         assert f"`agentrl {name}`" in page("cli.md")
+
+
+def test_every_command_of_an_engine_and_every_capability_is_documented() -> None:
+    from agentrl.engine.backends import BACKENDS
+    from agentrl.engine.engine_client import Capability
+
+    engines = page("engines.md")
+    for name in typer.main.get_command(engine.commands).commands:  # type: ignore[attr-defined]
+        assert f"`agentrl engine {name} " in page("cli.md")
+    assert [each for each in Capability if engines.count(f"\n| {each} |") != 2] == [], "in both tables"
+    for backend in BACKENDS.values():
+        assert backend.support.title in engines
+        assert backend.support.oldest.removesuffix(".0") in engines
 
 
 def test_every_route_is_documented() -> None:

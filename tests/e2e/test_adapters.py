@@ -28,8 +28,8 @@ from transformers import AutoModelForCausalLM
 
 from agentrl.domain.schemas import Json
 from agentrl.engine.chunks import Chunk
-from agentrl.engine.engine_client import EngineClient
 from agentrl.engine.server_process import Server, free_port
+from agentrl.engine.sglang.sglang_client import SGLangClient
 from agentrl.store import Database, events, runs
 from agentrl.store.audit import run_audit
 from agentrl.testing import END_OF_TURN
@@ -65,9 +65,9 @@ class Gate:
 
     def __init__(self) -> None:
         self.reached, self.opened = threading.Event(), threading.Event()
-        self._generate = EngineClient.generate
+        self._generate = SGLangClient.generate
 
-    async def generate(self, client: EngineClient, **asked: Any) -> AsyncIterator[Chunk]:
+    async def generate(self, client: SGLangClient, **asked: Any) -> AsyncIterator[Chunk]:
         """In the place of the client's method: `client` is in a proxy of another thread."""
         async with aclosing(self._generate(client, **asked)) as chunks:
             async for chunk in chunks:
@@ -80,7 +80,7 @@ class Gate:
 @pytest.fixture
 def gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[Gate]:
     made = Gate()
-    monkeypatch.setattr(EngineClient, "generate", lambda client, **asked: made.generate(client, **asked))
+    monkeypatch.setattr(SGLangClient, "generate", lambda client, **asked: made.generate(client, **asked))
     yield made
     made.opened.set()
 

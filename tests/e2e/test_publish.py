@@ -25,7 +25,6 @@ from serving import add_version, serving
 from agentrl.configs.publish_config import PublishConfig
 from agentrl.configs.trainer_config import LoraConfig
 from agentrl.domain.schemas import Json, TrajectoryTokens
-from agentrl.engine.engine_client import EngineClient
 from agentrl.engine.engine_spec import EngineSpec
 from agentrl.engine.server_process import Server, free_port, launch
 from agentrl.engine.sglang.sglang_client import SGLangClient
@@ -240,7 +239,7 @@ class TestTwoEngines:
         await serves(run, version, policy)
         policy, method = run.policy(version + 1), METHODS[transport]
         with monkeypatch.context() as patch:
-            patch.setattr(EngineClient, method, killed_at_the_second(getattr(EngineClient, method), server))
+            patch.setattr(SGLangClient, method, killed_at_the_second(getattr(SGLangClient, method), server))
             made = run.write(version + 1, policy)
             event = await asyncio.to_thread(run.publish, version + 1, made, transport=transport, timeout_s=10)
         assert event["transport"].keys() == {run.engine}
@@ -267,7 +266,7 @@ def killed_at_the_second(real: Any, server: Server) -> Any:
     """`real`, but at its second call for the server this is killed, the first bucket in it and the others not."""
     calls: list[str] = []
 
-    async def call(client: EngineClient, *args: Any, **kwargs: Any) -> None:
+    async def call(client: SGLangClient, *args: Any, **kwargs: Any) -> None:
         calls.append(client.url)
         if calls.count(server.url) == 2 and client.url == server.url:
             for process in psutil.Process(server.pid).children(recursive=True):

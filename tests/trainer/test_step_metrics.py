@@ -41,6 +41,10 @@ def family(name: str) -> str:
         ("reward/source/", "SOURCE"),
         ("off_policy/age_", "AGE"),
         ("rollout/", "NAME"),
+        ("mismatch/engine/", "ENGINE"),
+        ("mismatch/engine_tokens/", "ENGINE"),
+        ("mismatch/backend/", "BACKEND"),
+        ("mismatch/backend_tokens/", "BACKEND"),
     ):
         if name.startswith(prefix):
             return prefix + stands_for
@@ -52,6 +56,7 @@ def test_documented_metrics_are_exactly_those_that_a_step_makes(setup: Setup) ->
         conn.exec_driver_sql("""UPDATE tasks SET data = '{"source": "sums"}'""")
         conn.exec_driver_sql("UPDATE interactions SET kv_mixed = true WHERE parent_id IS NOT NULL")
         conn.exec_driver_sql("""UPDATE sessions SET stats = '{"tool_calls": 2.0}'""")
+        conn.exec_driver_sql("UPDATE interactions SET engine_url = 'http://e:1', engine_backend = 'vllm'")
     found = made(setup, algorithm=Algorithm(preset="ppo", kl_coef=0.1))
     assert {family(name) for metrics in found for name in metrics} == documented() - ELSEWHERE
 
@@ -63,6 +68,28 @@ def test_tokens_over_older_keys_and_values_count_as_drift(setup: Setup) -> None:
     assert first["off_policy/kv_mixed"] == 0.5
     assert first["mismatch_tokens"] == first["drift_tokens"] == first["tokens_trained"] / 2
     assert first["off_policy/mean"] == 0
+
+
+def test_the_mismatch_is_divided_among_the_engines_that_sampled(setup: Setup) -> None:
+    """Their means, weighted by their tokens, are that of the step."""
+    with setup.database.write() as conn:
+        conn.exec_driver_sql("UPDATE interactions SET engine_url = 'http://e:1', engine_backend = 'sglang'")
+        later = "parent_id IS NOT NULL"
+        conn.exec_driver_sql(
+            f"UPDATE interactions SET engine_url = 'http://e:2', engine_backend = 'vllm' WHERE {later}"
+        )
+        one = conn.exec_driver_sql(f"SELECT min(id) FROM interactions WHERE {later}").scalar_one()
+        spans = '[["http://e:1", "sglang", 0], ["http://e:2", "vllm", 1]]'
+        conn.exec_driver_sql("UPDATE interactions SET engine_spans = ? WHERE id = ?", (spans, one))
+    first, second = made(setup)
+    counted = {name: first[f"mismatch/engine_tokens/{name}"] for name in ("e:1", "e:2", "several")}
+    per_call = first["tokens_trained"] / 12
+    assert counted == {"e:1": 6 * per_call, "e:2": 5 * per_call, "several": per_call}
+    assert sum(first[f"mismatch/engine/{name}"] * n for name, n in counted.items()) / first[
+        "mismatch_tokens"
+    ] == pytest.approx(first["logprob_mismatch_mean_abs"])
+    assert first["mismatch/backend/vllm"] == first["mismatch/engine/e:2"] != first["mismatch/backend/sglang"]
+    assert not [name for name in second if name.startswith("mismatch/")]  # all of its tokens are older
 
 
 def test_a_step_has_metrics_of_rewards_lengths_and_ages(setup: Setup) -> None:

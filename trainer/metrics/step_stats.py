@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,6 +19,7 @@ from agentrl.trainer.algorithms.user_functions import PREFIX
 from agentrl.trainer.distributed import World
 from agentrl.trainer.experts.load_balancing import load_metrics
 from agentrl.trainer.metrics.batch_metrics import Metrics, drift_metrics, mismatch_metrics, ratio_metrics
+from agentrl.trainer.metrics.engine_gaps import CallGaps
 from agentrl.trainer.nonfinite import Seen
 from agentrl.trainer.packing import Microbatch
 
@@ -38,6 +40,16 @@ SUMMED = (*PER_TOKEN, "loss", "tokens", "tokens_computed")
 """The figures that are summed over ranks."""
 
 
+class _Compared(NamedTuple):
+    """The gaps of a microbatch's tokens, which of them are no drifts, and whose tokens they are."""
+
+    gap_S: Tensor
+    current_S: Tensor
+    turns_S: Tensor
+    trajectory_ids: tuple[str, ...]
+    first_turns: tuple[int, ...]
+
+
 @dataclass(slots=True)
 class StepStats:
     """The figures of one minibatch, or of a whole step, on this rank."""
@@ -49,7 +61,8 @@ class StepStats:
     seen: list[Seen] = field(default_factory=list)  # by microbatch
     loads_RE: Tensor | None = None  # tokens that each of a mixture's routers sent to each expert
     _waiting: dict[str, Tensor] = field(default_factory=dict)  # 0-dim float64 sums on the device
-    _compared: list[tuple[Tensor, Tensor]] = field(default_factory=list)  # gaps, and which of them are not drifts
+    call_gaps: CallGaps = field(default_factory=CallGaps)  # sums of the gaps
+    _compared: list[_Compared] = field(default_factory=list)
 
     def add_microbatch(self, m: Microbatch, sums: Mapping[str, Tensor], seen: Seen) -> None:
         """Add the policy's pass over a microbatch."""
@@ -89,7 +102,7 @@ class StepStats:
         """Add the gaps between engine and trainer; `before_S` is log π of the policy before the step, `version`."""
         gap_S = (before_S - m.behavior_S).detach()
         current_S = (m.versions_S == version) & ~m.kv_mixed_S
-        self._compared.append((gap_S, current_S))
+        self._compared.append(_Compared(gap_S, current_S, m.turns_S, m.trajectory_ids, m.first_turns))
 
     def _sum(self, name: str, value: Tensor) -> None:
         before = self._waiting.get(name)
@@ -102,9 +115,11 @@ class StepStats:
                 self.sums[name] += value
         self._waiting = {}
         self.log_ratios = [log_ratio_S.cpu() for log_ratio_S in self.log_ratios]
-        for gap_S, current_S in ((gap_S.cpu(), current_S.cpu()) for gap_S, current_S in self._compared):
+        for one in self._compared:
+            gap_S, current_S = one.gap_S.cpu(), one.current_S.cpu()
             self.gaps.append(gap_S[current_S])
             self.drifts.append(gap_S[~current_S])
+            self.call_gaps.add(gap_S[current_S], one.turns_S.cpu()[current_S], one.trajectory_ids, one.first_turns)
         self._compared = []
 
     def add(self, other: StepStats) -> None:
@@ -114,6 +129,7 @@ class StepStats:
         self.log_ratios += other.log_ratios
         self.gaps += other.gaps
         self.drifts += other.drifts
+        self.call_gaps.merge(other.call_gaps)
         if other.loads_RE is not None:
             self.loads_RE = other.loads_RE if self.loads_RE is None else self.loads_RE + other.loads_RE
 

@@ -19,6 +19,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from agentrl.configs.trainer_config import ALL_LINEAR, AdapterConfig
+from agentrl.engine.checks.adapter_checks import COMPUTED_TOGETHER
 from agentrl.errors import ModelFolderError, UserError
 from agentrl.files import atomic_folder
 from agentrl.trainer.models import rank_parts, tensor_files
@@ -30,9 +31,6 @@ if TYPE_CHECKING:
 
 A, B = ".lora_A.default.weight", ".lora_B.default.weight"
 """The ends of the names of an adapter's tensors, after the linear layer's name."""
-COMPUTED_TOGETHER = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
-"""Layers that engines fuse into one. SGLang needs an adapter for all of a group or for none. With an adapter for some,
-it refuses the adapter or crashes when it first uses it."""
 
 
 def attach(lm: Any, config: AdapterConfig) -> None:

@@ -24,6 +24,7 @@ from agentrl.trainer.metrics.batch_metrics import (
     outcome_metrics,
     routing_metrics,
 )
+from agentrl.trainer.metrics.engine_gaps import CallGaps, engine_metrics
 from agentrl.trainer.metrics.evaluation_metrics import EvaluationReports
 from agentrl.trainer.metrics.flops import peak_flops
 from agentrl.trainer.metrics.metric_sinks import Sinks, wanted
@@ -33,17 +34,25 @@ from agentrl.trainer.run.trainer_state import Trainer, say
 
 
 def step_metrics(
-    t: Trainer, batch: LeasedBatch, share: Share, advantages: AdvantageFacts, update: Metrics, times: StepTimes
+    t: Trainer,
+    batch: LeasedBatch,
+    share: Share,
+    advantages: AdvantageFacts,
+    update: Metrics,
+    times: StepTimes,
+    gaps: CallGaps,
 ) -> Metrics:
     """The metrics of a step before it is saved. Only rank 0 has those from the store. Collective."""
     peak = peak_flops(t.world.device)
     train_s = times.train_s
+    facts = t.lineage.facts(batch.outline)
     mfu = {"mfu": update["flops"] / (train_s * peak * t.world.size)} if peak and "flops" in update else {}
     return {
         **update,
         **batch_metrics(batch.outline, advantages),
         **(_routing(t, share) if t.config.trainer.routing_replay == "engine" else {}),
-        **outcome_metrics(batch.outline, t.lineage.facts(batch.outline)),
+        **outcome_metrics(batch.outline, facts),
+        **engine_metrics(gaps, batch.outline.trajectories, facts.engines),
         **mfu,
         "over_budget_trajectories": over_budget.report(t, batch.outlines),
         "tokens_per_s": update["tokens_trained"] / train_s,

@@ -29,6 +29,8 @@ def read(conn: Connection, run_id: str, params: Mapping[str, str], query: Query)
         "now": time.time(),
         "silent_s": float(settings.get("heartbeat_timeout_s", SILENT_S)),
         "engines": engine_load.engines(conn, run_id),
+        "backends": engine_load.mismatch(conn, run_id, "backend"),
+        "compared": engine_load.COMPARED_STEPS,
         "unassigned": engine_load.unassigned(conn, run_id),
         "calls": engine_load.CALLS,
         "publishes": [_told(facts) for facts in engine_load.publishes(conn, run_id)],

@@ -11,11 +11,12 @@ import orjson
 
 from agentrl.domain.schemas import Json
 from agentrl.engine.engine_keys import authorization
-from agentrl.errors import EngineError, EngineRejected, EngineUnavailable
+from agentrl.errors import EngineError, EngineKeyRefused, EngineRejected, EngineUnavailable
 
 CONTROL_TIMEOUT_S = 120.0
 """How long a request other than `generate` may take."""
 CONNECT_S = 10.0
+UNAUTHORIZED, FORBIDDEN = 401, 403
 LONGEST_ENGINE_MESSAGE = 500
 """Maximum characters of an engine's message to pass on."""
 
@@ -36,6 +37,11 @@ class ControlRequests:
         async with self._request(method, path, body, timeout_s or CONTROL_TIMEOUT_S) as response:
             raw = await response.read()
             return decode(raw) if response.content_type == "application/json" and raw not in (b"", b"null") else {}
+
+    async def _context_tokens(self) -> int | None:
+        """The length of the context that the list of models says."""
+        models = (await self._call("GET", "/v1/models")).get("data", [])
+        return next((model.get("max_model_len") for model in models if model.get("parent") is None), None)
 
     @asynccontextmanager
     async def _request(
@@ -59,10 +65,12 @@ class ControlRequests:
 
 def refusal(where: str, status: int, body: bytes) -> EngineError:
     """The error of a response with this status."""
-    ours = status in (401, 403)  # the proxy's key is wrong, not the request
+    ours = status in (UNAUTHORIZED, FORBIDDEN)  # the proxy's key is wrong, not the request
     message = _engine_message(body)
     raw = body.decode(errors="replace").strip()[:LONGEST_ENGINE_MESSAGE] or "no message"
     text = f"{where} answered {status}: {message or raw}"
+    if status == UNAUTHORIZED:
+        return EngineKeyRefused(text, engine_message=message)
     if ours or status >= 500:
         return EngineError(text, engine_message=message)
     return EngineRejected(text, engine_message=message, status=status)

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import time
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from pydantic import ValidationError
 
 from agentrl.configs.publish_config import StorageConfig
 from agentrl.configs.section import Positive, Section
+from agentrl.engine.checks.load_checks import LoadChecks
 from agentrl.engine.control.preparation import Order
 from agentrl.engine.prepared.preparer import Watch
 from agentrl.storage.folder_cache import BYTES_OF_GB, default_folder
@@ -49,17 +51,25 @@ def version_cache(text: str | None) -> VersionCache:
 
 
 class VersionHost:
-    """The versions of one host, for an engine with this `key`; None: an engine on loopback without a key."""
+    """The versions of one host, for an engine with this `key`; None: an engine on loopback without a key.
 
-    def __init__(self, cache: VersionCache, key: str | None) -> None:
+    A version that does not pass the `checks` is not prepared.
+    """
+
+    def __init__(self, cache: VersionCache, key: str | None, checks: LoadChecks | None = None) -> None:
         self._cache = cache
         self._key = key
+        self._checks = checks
         self.files = WindowFiles(VersionFiles([cache], self._may_read), Windows())
 
-    def fetch(self, order: Order, watch: Watch) -> AbstractContextManager[Path]:
+    @contextmanager
+    def fetch(self, order: Order, watch: Watch) -> Iterator[Path]:
         """Hold a version's whole files, verified. Raises StorageError, UserError, and what `watch` raises."""
         sources = [open_source(spec) for spec in SOURCE_SPECS.validate_python(order.sources)]
-        return self._cache.whole(order.name, sources, order.checksum, watch)
+        with self._cache.whole(order.name, sources, order.checksum, watch) as folder:
+            if self._checks is not None:
+                self._checks.checkpoint(folder)
+            yield folder
 
     def _may_read(self, token: str, name: str) -> bool:
         return self._key is None or is_read_token(token, self._key, name, time.time())

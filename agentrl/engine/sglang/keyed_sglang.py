@@ -10,9 +10,12 @@ from __future__ import annotations
 
 import os
 import sys
+from pathlib import Path
 from typing import Any
 
+from agentrl.engine.checks.load_checks import LoadChecks
 from agentrl.engine.control.preparation import VERSIONS
+from agentrl.engine.folder_guard import ChecksFolders
 from agentrl.engine.key_required import KeyRequired, without_cors
 from agentrl.engine.prepared.prepares_versions import PreparesVersions
 from agentrl.engine.prepared.version_host import VERSION_CACHE, VersionHost, version_cache
@@ -22,18 +25,25 @@ from agentrl.environment import ENGINE_KEY, drop_secrets
 _OTHERWISE = ("grpc_mode", "smg_grpc_mode", "grpc_port", "encoder_only", "use_ray", "enable_http2")
 
 
-def guard(app: Any, key: str | None, host: VersionHost, weights: StoredWeights | None = None) -> None:
+def guard(
+    app: Any,
+    key: str | None,
+    host: VersionHost,
+    weights: StoredWeights | None = None,
+    checks: LoadChecks | None = None,
+) -> None:
     """Add the middleware to a Starlette app before it starts, and remove its CORS middleware.
 
     Without a key everybody may send requests, except web pages. With `weights`, versions that are not on this host are
-    copied from object storage.
+    copied from object storage. With `checks`, folders that do not fit the model are refused.
     """
     from starlette.middleware import Middleware
 
     others = without_cors(app)
     keyed = [] if key is None else [Middleware(KeyRequired, key=key, with_tokens=VERSIONS)]
     fetching = [] if weights is None else [Middleware(FetchesWeights, weights=weights)]
-    app.user_middleware = [*keyed, Middleware(PreparesVersions, host=host), *fetching, *others]
+    checking = [] if checks is None else [Middleware(ChecksFolders, checks=checks)]
+    app.user_middleware = [*keyed, Middleware(PreparesVersions, host=host), *fetching, *checking, *others]
 
 
 def main(argv: list[str]) -> None:
@@ -53,7 +63,9 @@ def main(argv: list[str]) -> None:
         check(server_args)
     from sglang.srt.entrypoints import http_server
 
-    guard(http_server.app, key or None, VersionHost(cache, key or None), stored_weights(stored) if stored else None)
+    checks = LoadChecks(Path(server_args.model_path))
+    host = VersionHost(cache, key or None, checks)
+    guard(http_server.app, key or None, host, stored_weights(stored) if stored else None, checks)
     try:
         run_server(server_args)
     finally:

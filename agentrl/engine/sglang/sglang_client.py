@@ -18,8 +18,9 @@ from agentrl.domain.tokens import TokenIds
 from agentrl.engine.chunks import Adapter, Chunk
 from agentrl.engine.control.control_requests import decode, failed, late, refusal
 from agentrl.engine.control.prepared_controls import PreparedControls
-from agentrl.engine.engine_client import Capability, Health, PauseMode
+from agentrl.engine.engine_client import Capability, Health, PauseMode, ServerFacts
 from agentrl.engine.event_buffer import EventBuffer
+from agentrl.engine.sampling_params import NAMES
 from agentrl.engine.sglang.sglang_events import ChunkReader
 from agentrl.engine.sglang.weight_controls import WeightControls
 from agentrl.engine.wire import NotConnected, Wire
@@ -32,6 +33,8 @@ class SGLangClient(WeightControls, PreparedControls):
     """A client of one server with its `key`. `http` belongs to the caller and may be shared; `close` ends
     the streams.
     """
+
+    backend = "sglang"
 
     def __init__(
         self, url: str, http: aiohttp.ClientSession, *, key: str | None = None, timeout_s: float = 600.0
@@ -64,6 +67,9 @@ class SGLangClient(WeightControls, PreparedControls):
         position on: (prompt + output − 1 − experts_from, layers, top_k). A server that was started without
         `--enable-return-routed-experts` reports none, and neither does a request that ends in the queue.
         """
+        if unknown := sorted(sampling_params.keys() - NAMES):
+            said = f"{unknown[0]} is not supported"
+            raise EngineRejected(f"{self.url} gets no parameter {unknown[0]}", engine_message=said)
         ids = input_ids if isinstance(input_ids, TokenIds) else TokenIds(input_ids)
         body: Json = {
             "rid": rid,
@@ -115,6 +121,7 @@ class SGLangClient(WeightControls, PreparedControls):
         """What the server can do. Raises EngineUnavailable without an answer."""
         info = await self._call("GET", "/server_info")
         found = {
+            Capability.WEIGHTS,
             Capability.FULL_LOGPROBS,
             Capability.GRAMMARS,
             Capability.PAUSES,
@@ -131,6 +138,13 @@ class SGLangClient(WeightControls, PreparedControls):
         if await self.preparation() is not None:
             found.add(Capability.PREPARATION)
         return frozenset(found)
+
+    async def server_facts(self) -> ServerFacts:
+        """The server's release and limits. Raises EngineRejected when a server of another kind answers."""
+        release = (await self._call("GET", "/server_info")).get("version")
+        if not isinstance(release, str):
+            raise EngineRejected(f"{self.url}/server_info does not answer as SGLang")
+        return ServerFacts(release=release, context_tokens=await self._context_tokens())
 
     def hang_up(self) -> None:
         """Close all streams of a hanging server; they raise EngineUnavailable."""

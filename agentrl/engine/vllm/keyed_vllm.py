@@ -9,9 +9,12 @@ from __future__ import annotations
 
 import os
 import sys
+from pathlib import Path
 from typing import Any
 
+from agentrl.engine.checks.load_checks import LoadChecks
 from agentrl.engine.engine_client import Capability
+from agentrl.engine.folder_guard import ChecksFolders
 from agentrl.engine.key_required import KeyRequired, without_cors
 from agentrl.engine.stored_weights import STORED_WEIGHTS, FetchesWeights, StoredWeights, stored_weights
 from agentrl.engine.vllm import early_spans
@@ -26,6 +29,7 @@ LOGPROBS = "processed_logprobs"
 _OTHERWISE = ("--uds", "--grpc", "--grpc-port", "--headless", "--api-server-count", "--data-parallel-size")
 """Options with which other processes, or none of these routes, would serve."""
 ALWAYS = (
+    Capability.WEIGHTS,
     Capability.EARLY_SPANS,
     Capability.FULL_LOGPROBS,
     Capability.GRAMMARS,
@@ -34,11 +38,17 @@ ALWAYS = (
 )
 
 
-def guard(app: Any, key: str | None, promises: dict[str, Any], weights: StoredWeights | None = None) -> None:
+def guard(
+    app: Any,
+    key: str | None,
+    promises: dict[str, Any],
+    weights: StoredWeights | None = None,
+    checks: LoadChecks | None = None,
+) -> None:
     """Add our routes and the middleware to vLLM's app before it starts, and remove its CORS middleware.
 
     Without a key everybody may send requests, except web pages. With `weights`, versions that are not on this host are
-    copied from object storage.
+    copied from object storage. With `checks`, folders that do not fit the model are refused.
     """
     from starlette.middleware import Middleware
 
@@ -46,7 +56,8 @@ def guard(app: Any, key: str | None, promises: dict[str, Any], weights: StoredWe
     others = without_cors(app)
     keyed = [] if key is None else [Middleware(KeyRequired, key=key)]
     fetching = [] if weights is None else [Middleware(FetchesWeights, weights=weights)]
-    app.user_middleware = [*keyed, *fetching, *others]
+    checking = [] if checks is None else [Middleware(ChecksFolders, checks=checks)]
+    app.user_middleware = [*keyed, *fetching, *checking, *others]
     app.middleware_stack = app.build_middleware_stack()  # vLLM has built one, of the middleware before
 
 
@@ -70,7 +81,8 @@ def main(argv: list[str]) -> None:
     def build_app(args: Any, *others: Any) -> Any:
         app = build(args, *others)
         promises = {"capabilities": capabilities(args), "vllm": vllm.__version__}
-        guard(app, key or None, promises, stored_weights(stored) if stored else None)
+        checks = LoadChecks(Path(args.model))
+        guard(app, key or None, promises, stored_weights(stored) if stored else None, checks)
         return app
 
     async def init_app_state(engine: Any, *others: Any) -> None:

@@ -19,7 +19,7 @@ from agentrl.domain.schemas import Json
 from agentrl.domain.tokens import TokenIds
 from agentrl.engine.chunks import Adapter, Chunk
 from agentrl.engine.control.control_requests import decode, failed, late, refusal
-from agentrl.engine.engine_client import Capability, Health, PauseMode
+from agentrl.engine.engine_client import Capability, Health, PauseMode, ServerFacts
 from agentrl.engine.event_buffer import EventBuffer
 from agentrl.engine.vllm.vllm_events import AnswerReader, refused
 from agentrl.engine.vllm.vllm_params import has_grammar, is_restricted, translated
@@ -42,6 +42,7 @@ class VLLMClient(WeightRoutes):
     streams.
     """
 
+    backend = "vllm"
     _logprobs: Logprobs | None = None  # None until it was asked
 
     async def generate(
@@ -133,6 +134,13 @@ class VLLMClient(WeightRoutes):
         info = await self._call("GET", "/server_info?config_format=json")
         mode = (info.get("vllm_config") or {}).get("model_config", {}).get("logprobs_mode")
         return Logprobs.RESTRICTED if mode == "processed_logprobs" else Logprobs.RAW
+
+    async def server_facts(self) -> ServerFacts:
+        """The server's release and limits. Raises EngineRejected when a server of another kind answers."""
+        release = (await self._call("GET", "/version")).get("version")
+        if not isinstance(release, str):
+            raise EngineRejected(f"{self.url}/version does not answer as vLLM")
+        return ServerFacts(release=release, context_tokens=await self._context_tokens())
 
     def hang_up(self) -> None:
         """Close all streams of a hanging server; they raise EngineUnavailable."""

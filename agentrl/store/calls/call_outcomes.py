@@ -38,12 +38,18 @@ UPDATE_FINISHED = bulk.update(
     "max_version",
     "finish_reason",
     "engine_url",
+    "engine_backend",
+    "engine_spans",
     "first_token_at",
     "finished_at",
     "kv_mixed",
     "textless_key",
     where="status = 'running'",
 )
+
+
+EngineSpan = tuple[str, str, int]
+"""An engine's URL, its backend, and the index of the first token that it sampled."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -59,11 +65,13 @@ class Outcome:
     logprobs: list[float]
     spans: list[VersionSpan]
     finish_reason: str
-    engine_url: str | None
+    engine_url: str | None  # of the engine that sampled the last token
     cached_tokens: int | None
     first_token_at: float | None
     top_logprobs: Rows | None = None  # of each output id, where asked for
     routing: Json | None = None  # `call_routing.row`, where asked for
+    engine_backend: str | None = None
+    engine_spans: list[EngineSpan] | None = None  # where several engines sampled it
     kv_mixed: bool = False  # the engine's KV cache partly came from older weights
     textless_key: bytes | None = None  # of the conversation without the answer's text, for clients that drop it
 
@@ -112,6 +120,8 @@ def finish_many(conn: Connection, calls: Sequence[tuple[str, str, Outcome]]) -> 
                 "max_version": max(versions, default=None),
                 "finish_reason": outcome.finish_reason,
                 "engine_url": outcome.engine_url,
+                "engine_backend": outcome.engine_backend,
+                "engine_spans": None if outcome.engine_spans is None else codec.json_text(outcome.engine_spans),
                 "first_token_at": outcome.first_token_at,
                 "finished_at": now,
                 "kv_mixed": outcome.kv_mixed,

@@ -19,6 +19,15 @@ SOURCE_KEYS = ("source", "data_source")
 
 
 @dataclass(frozen=True, slots=True)
+class SampledBy:
+    """The engine that sampled a call, or the last one if `several` did."""
+
+    url: str
+    backend: str | None
+    several: bool
+
+
+@dataclass(frozen=True, slots=True)
 class BatchFacts:
     """Facts about the sessions, groups and calls that a step leased."""
 
@@ -27,12 +36,20 @@ class BatchFacts:
     calls: int  # a call shared by several paths counts once
     truncated_calls: int  # calls whose answer reached its length limit
     stats: dict[str, list[float]] = field(default_factory=dict)  # name → the values of the sessions that measured it
+    engines: dict[str, SampledBy] = field(default_factory=dict)  # by the id of the call
 
 
 def read(conn: Connection, step_id: str) -> BatchFacts:
     """The facts of a leased or trained step."""
     calls, truncated = _calls(conn, step_id)
-    return BatchFacts(_rewards(conn, step_id), _sources(conn, step_id), calls, truncated, _stats(conn, step_id))
+    return BatchFacts(
+        rewards=_rewards(conn, step_id),
+        sources=_sources(conn, step_id),
+        calls=calls,
+        truncated_calls=truncated,
+        stats=_stats(conn, step_id),
+        engines=_engines(conn, step_id),
+    )
 
 
 def _rewards(conn: Connection, step_id: str) -> dict[str, list[float]]:
@@ -105,3 +122,18 @@ def _calls(conn: Connection, step_id: str) -> tuple[int, int]:
     cut = func.count().filter(owned.c.finish_reason == "length")
     calls, truncated = conn.execute(select(func.count(), cut).select_from(owned)).one()
     return int(calls), int(truncated)
+
+
+def _engines(conn: Connection, step_id: str) -> dict[str, SampledBy]:
+    c = interactions.c
+    rows = conn.execute(
+        select(c.id, c.engine_url, c.engine_backend, c.engine_spans.is_not(None))
+        .join(trajectory_interactions, trajectory_interactions.c.interaction_id == c.id)
+        .join(trajectories, trajectories.c.id == trajectory_interactions.c.trajectory_id)
+        .where(
+            trajectories.c.lease_step_id == step_id,
+            trajectory_interactions.c.owned.is_(True),
+            c.engine_url.is_not(None),
+        )
+    )
+    return {call: SampledBy(url, backend, bool(several)) for call, url, backend, several in rows}

@@ -1,25 +1,53 @@
-"""What the engines of a run do: their running calls and their newest ones, and how versions reached them."""
+"""What the engines of a run do: their running calls and their newest ones, the mismatch of their logprobs with the
+trainer's, and how versions reached them.
+"""
 
 from __future__ import annotations
 
 from statistics import median
-from typing import Any
+from typing import Any, Literal
+from urllib.parse import urlsplit
 
 from sqlalchemy import Connection, func, select
 
 from agentrl.domain.schemas import Json
 from agentrl.store import engine_claims, part_ranks
 from agentrl.store.tables import events, heartbeats, interactions
+from agentrl.store.views import step_series
 
-CALLS, PUBLISHES, PROCESSES, MOST_ENGINES = 1000, 20, 200, 500
+CALLS, PUBLISHES, PROCESSES, MOST_ENGINES, COMPARED_STEPS = 1000, 20, 200, 500, 20
 
 
 def engines(conn: Connection, run_id: str) -> list[Json]:
-    """The engines by URL, each with its load: running calls, and figures of its calls among the newest CALLS."""
+    """The engines by URL, each with its running calls, figures of its calls among the newest CALLS (`load`), and its
+    `mismatch`.
+    """
     running = _running(conn, run_id)
     newest = _newest(conn, run_id)
+    gaps = mismatch(conn, run_id, "engine")
     rows = sorted(engine_claims.of_run(conn, run_id), key=lambda row: str(row["url"]))[:MOST_ENGINES]
-    return [row | {"running": running.get(row["url"], 0), "load": newest.get(row["url"])} for row in rows]
+    return [
+        row
+        | {
+            "running": running.get(row["url"], 0),
+            "load": newest.get(row["url"]),
+            "mismatch": gaps.get(urlsplit(row["url"]).netloc),
+        }
+        for row in rows
+    ]
+
+
+def mismatch(conn: Connection, run_id: str, kind: Literal["engine", "backend"]) -> dict[str, Json]:
+    """Mean |engine − trainer| and number of tokens of each engine (HOST:PORT) or backend, over COMPARED_STEPS."""
+    metrics = step_series.of_run(conn, run_id, newest=COMPARED_STEPS)["metrics"]
+    prefix, found = f"mismatch/{kind}/", {}
+    for name in (name for name in metrics if name.startswith(prefix)):
+        label = name.removeprefix(prefix)
+        counts = metrics[f"mismatch/{kind}_tokens/{label}"]
+        tokens = sum(filter(None, counts))
+        total = sum(mean * count for mean, count in zip(metrics[name], counts, strict=True) if count)
+        found[label] = {"mean": total / tokens, "tokens": int(tokens)}
+    return found
 
 
 def unassigned(conn: Connection, run_id: str) -> int:

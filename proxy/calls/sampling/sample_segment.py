@@ -1,9 +1,9 @@
 """One segment of an answer: a request to an engine, and which weight version sampled each of its tokens.
 
-SGLang reports exact version spans with a segment's last event. Earlier events name only the version that the engine
-serves when it sends them. So the tokens of a segment that broke off are known to be of version v only if the engine
-served v when the request was sent and every event named v. A segment that names an adapter is of the adapter's version
-as a whole.
+An engine with early spans says with every event which version sampled which token, SGLang only with a segment's last
+event: earlier ones name the version that the engine serves when it sends them. So the tokens of a segment that broke
+off there are known to be of version v only if the engine served v when the request was sent and every event named v. A
+segment that names an adapter is of the adapter's version as a whole.
 
 Where updates keep the engines' caches (pause mode `in_place`), a request may reuse cache entries of its own version
 only. A segment that newer weights continued has keys and values of older ones: `kv_mixed`.
@@ -21,6 +21,7 @@ from agentrl.proxy.calls.sampling.routed_rows import RoutedRows
 from agentrl.proxy.dialects.model_answer import Tokens, TopLogprobs
 from agentrl.proxy.engines.engine_state import Engine
 from agentrl.proxy.engines.pool import EnginePool
+from agentrl.store.calls.call_outcomes import EngineSpan
 
 TIMED_STEPS = 8
 """Decode steps of a segment whose time is taken."""
@@ -41,10 +42,22 @@ class Sampled:
     finish_reason: str | None = None
     cached_tokens: int | None = None
     first_token_at: float | None = None
-    engine_url: str = ""
+    engines: list[EngineSpan] = field(default_factory=list)  # those that sampled it, in order
     kv_mixed: bool = False  # some tokens were sampled with keys and values that older weights computed
     routed: RoutedRows | None = None  # where the call asks for them
     resumed: bool = False  # a later segment continued it, with the tokens so far as prompt
+
+    @property
+    def engine_url(self) -> str | None:
+        """The engine that samples it, or sampled its last token."""
+        return self.engines[-1][0] if self.engines else None
+
+    def sampled_by(self, engine: Engine) -> None:
+        """The engine samples what comes now. One before it that sampled nothing does not count."""
+        start = len(self.output_ids)
+        self.engines = [span for span in self.engines if span[2] < start]
+        if not self.engines or self.engines[-1][0] != engine.url:
+            self.engines.append((engine.url, engine.backend, start))
 
     @property
     def tokens(self) -> Tokens:
@@ -58,6 +71,7 @@ class Sampled:
         for values in (self.output_ids, self.logprobs, self.top or []):
             del values[count:]
         self.spans = [replace(span, end=min(span.end, count)) for span in self.spans if span.start < count]
+        self.engines = [span for span in self.engines if span[2] < count] or self.engines[:1]
         self.finish_reason = "stop"
 
 
@@ -133,7 +147,8 @@ class Segment:
     async def account(self, sampled: Sampled, pool: EnginePool) -> None:
         """Attribute the tokens of a segment that broke off to a version. Raises Interrupted when it is not known."""
         n_tokens = len(sampled.output_ids) - self.start
-        if n_tokens == 0:
+        reported = sampled.spans[-1].end if sampled.spans else 0
+        if n_tokens == 0 or reported == len(sampled.output_ids):
             return
         if self.version is None or self.n_known < n_tokens or not await pool.never_left(self.version):
             raise Interrupted("the engine died before it reported which weights sampled these tokens")

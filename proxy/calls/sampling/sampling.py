@@ -140,7 +140,7 @@ async def _begin(request: SampleRequest, pool: EnginePool, sampled: Sampled) -> 
     except EngineUnavailable as error:
         raise RequestError(503, str(error), code="engine_unavailable", retry_after_s=1.0) from error
     start = len(sampled.output_ids)
-    sampled.engine_url = engine.url
+    sampled.sampled_by(engine)
     sampled.resumed = start > 0
     if sampled.routed is not None:
         sampled.routed.begin(start)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 import stat
@@ -12,6 +13,9 @@ import pytest
 from forks import ran
 
 from agentrl.cli.engine import create_key_file
+from agentrl.engine.engine_keys import derived_key
+from agentrl.environment import ADMIN_KEY, ENGINE_KEY
+from agentrl.testing import FakeEngine, FakeVLLM
 
 
 def agentrl(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -28,6 +32,10 @@ def agentrl(*arguments: str) -> subprocess.CompletedProcess[str]:
         (["engine", "--model", "tiny", "--port", "0", "--backend", "vllm", "--deterministic"], "engine.deterministic:"),
         (["engine", "--model", "tiny", "--port", "0", "--advertise", "http://h"], "--advertise needs --join"),
         (["engine", "--model", "tiny", "--port", "0", "--join", "http://h"], "--join needs the proxy's admin key in"),
+        (["engine"], "give --model, or --config"),
+        (["engine", "--model", "tiny", "check", "http://h"], "--model: not an option of `agentrl engine check`"),
+        (["engine", "check", "http://user:secret@h"], "AGENTRL_ENGINE_KEY"),
+        (["engine", "check", "triton+http://h"], "names the backend 'triton'"),
     ],
 )
 def test_mistakes_are_one_line(arguments: list[str], message: str) -> None:
@@ -55,6 +63,26 @@ def test_a_port_in_use_is_one_line() -> None:
         done = agentrl("engine", "--model", "tiny", "--port", str(port))
     assert done.returncode == 2
     assert done.stderr == f"agentrl: cannot listen on 127.0.0.1:{port}: Address already in use\n"
+
+
+def test_check_examines_an_engine_and_its_exit_status_says_whether_it_is_ready() -> None:
+    with FakeVLLM(key="k") as engine:
+        address = f"vllm+{engine.url}"
+        without = agentrl("engine", "check", address)
+        ready = ran(["engine", "check", address], os.environ | {ENGINE_KEY: "k"})
+        found = ran(["engine", "check", engine.url, "--json"], os.environ | {ENGINE_KEY: "k"})
+    assert (without.returncode, without.stderr) == (1, "")
+    assert "not ready for training\n✗ it requires its key: set AGENTRL_ENGINE_KEY\n" in without.stdout
+    assert (ready.returncode, ready.stderr) == (0, "")
+    assert "\nready for training\n" in ready.stdout
+    assert json.loads(found.stdout)["backend"] == "vllm"
+
+
+def test_check_derives_the_key_of_an_engine_that_joined() -> None:
+    with FakeEngine() as engine:
+        engine.key = derived_key("admin", engine.url)
+        done = ran(["engine", "check", engine.url], os.environ | {ADMIN_KEY: "admin"})
+    assert done.returncode == 0, done.stdout
 
 
 def test_model_prints_the_folder(tiny_model: Path) -> None:

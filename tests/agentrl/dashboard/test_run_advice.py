@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from copy import deepcopy
 from typing import Any
 from urllib.parse import urlsplit
@@ -72,6 +73,11 @@ def test_a_healthy_run_has_no_note() -> None:
 
 FALLING = [1.0] * RECENT + [0.5] * (STEPS - 2 * RECENT) + [0.05] * RECENT
 FLAT = [0.4, 0.6] * (STEPS // 2)
+BY_ENGINE = {
+    "mismatch/engine/e:1": [0.004] * STEPS,
+    "mismatch/engine/e:2": [math.nan] * 2 + [0.04] * (STEPS - 2),
+    "mismatch/engine/several": [0.5] * STEPS,
+}
 PLANTED = [
     ({"run": {"status": "failed", "error": "no memory"}}, "bad", "the run has failed: no memory", f"{R}/events"),
     ({"faults__sessions": {"streak": 25}}, "bad", "the last 25 sessions have all failed: timed out", S),
@@ -91,6 +97,15 @@ PLANTED = [
     (
         {"series": metrics(logprob_mismatch_mean_abs=[0.004] * 25 + [0.3, 0.9, 0.3, 0.3, 0.3])},
         "bad", "engine and trainer disagree by 0.212 nats", f"{R}/steps/27",
+    ),
+    (
+        {"series": metrics(logprob_mismatch_mean_abs=[0.3] * STEPS, **BY_ENGINE)},
+        "bad", "disagree by 0.3 nats a token (most at engine e:2: 0.04)", f"{R}/steps/30",
+    ),
+    (
+        {"series": metrics(**BY_ENGINE)},
+        "bad", "e:2 and the trainer disagree by 0.04 nats a token with the same weights, all engines by 0.004",
+        f"{R}/engines",
     ),
     ({"series": metrics(**{"importance_ratio/ess": [0.3] * STEPS})}, "warn", "30% of the tokens", f"{R}/steps/30"),
     ({"series": metrics(entropy=FALLING)}, "warn", "the entropy has fallen from 1 to 0.05", f"{R}#learning"),

@@ -30,8 +30,8 @@ GPU = "http://gpu-3:30000"
 
 def test_each_engine_has_its_own_key_or_the_common_one() -> None:
     keys = EngineKeys.from_env({ENGINE_KEY: "common", ENGINE_KEYS: json.dumps({GPU + "/": "its-own"})})
-    assert (keys.of(GPU), keys.of("http://127.0.0.1:1")) == ("its-own", "common")
-    assert EngineKeys.from_env(keys.variables([GPU])) == EngineKeys(by_url={GPU: "its-own"})
+    assert (keys.of(GPU), keys.of(f"sglang+{GPU}"), keys.of("http://127.0.0.1:1")) == ("its-own", "its-own", "common")
+    assert EngineKeys.from_env(keys.variables([f"sglang+{GPU}"])) == EngineKeys(by_url={GPU: "its-own"})
     assert "its-own" not in repr(keys)
     assert EngineKeys().variables([GPU]) == {}
 
@@ -53,10 +53,12 @@ def test_an_engine_off_loopback_must_have_a_key() -> None:
 
 def test_an_engine_is_named_once() -> None:
     with pytest.raises(ConfigError, match=r"127\.0\.0\.1:1 is given twice"):
-        EngineKeys().check(["http://127.0.0.1:1", "http://127.0.0.1:1/"])
+        EngineKeys().check(["http://127.0.0.1:1", "sglang+http://127.0.0.1:1/"])
 
 
-@pytest.mark.parametrize("url", ["http://me:hunter2@gpu-3:30000", "me:hunter2@gpu-3", "http://me:hun/ter2@gpu-3"])
+@pytest.mark.parametrize(
+    "url", ["http://me:hunter2@gpu-3:30000", "me:hunter2@gpu-3", "http://me:hun/ter2@gpu-3", "me:hun+ter2@gpu-3"]
+)
 def test_a_password_in_a_url_is_refused_and_not_repeated(url: str) -> None:
     with pytest.raises(ConfigError, match="password") as caught:
         EngineKeys(common="k").check([url])

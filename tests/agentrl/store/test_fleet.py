@@ -141,3 +141,16 @@ def test_an_engine_with_a_key_of_its_own_says_so(db, run_id):
     assert [member.own_key for member in read(db, run_id, since).members] == [False]
     with db.read() as conn:
         assert conn.scalars(select(engines.c.changes)).one() == 2
+
+
+def test_an_engine_says_its_backend_when_it_joins_and_a_replica_says_that_of_others(db, run_id):
+    db.transact(fleet.join, run_id, URL, 60.0, "r", backend="vllm")
+    saw(db, run_id, 1, backend="vllm")
+    saw(db, run_id, 0, url=f"{URL}1", joined=False, backend="sglang")
+    saw(db, run_id, 0, url=f"{URL}2", joined=False)
+    found = read(db, run_id)
+    assert {m.url: m.backend for m in found.members} == {URL: "vllm", f"{URL}1": "sglang", f"{URL}2": None}
+    long_ago(db, run_id)
+    db.transact(fleet.join, run_id, URL, 60.0, "r", backend="sglang")  # another server, at its address
+    (joined,) = read(db, run_id, found).members
+    assert (joined.backend, joined.state, joined.version) == ("sglang", "dead", None)

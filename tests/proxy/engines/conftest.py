@@ -14,7 +14,8 @@ from replica_fleet import ReplicaFleet
 from run_records import create_run
 
 from agentrl.configs.run_config import RunConfig
-from agentrl.engine.sglang.sglang_client import SGLangClient
+from agentrl.engine.engine_connections import EngineConnections
+from agentrl.engine.engine_keys import EngineKeys
 from agentrl.proxy.engines import pool as pools
 from agentrl.proxy.engines.pool import EnginePool
 from agentrl.store import Database
@@ -58,7 +59,8 @@ async def make(http: aiohttp.ClientSession, store: Store) -> AsyncIterator[Calla
     with ExitStack() as stack:
 
         def build(*urls: str) -> EnginePool:
-            clients = [stack.enter_context(closing(SGLangClient(url, http))) for url in urls]
+            connections = EngineConnections(http, EngineKeys(), "sglang")
+            clients = [stack.enter_context(closing(connections.listed(url))) for url in urls]
             return EnginePool(clients, store)
 
         yield build

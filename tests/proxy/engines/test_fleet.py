@@ -16,9 +16,10 @@ from agentrl.engine.engine_keys import derived_key, key_digest
 from agentrl.engine.membership import Membership, Place
 from agentrl.engine.server_process import free_port
 from agentrl.engine.sglang.sglang_client import SGLangClient
+from agentrl.engine.vllm.vllm_client import VLLMClient
 from agentrl.errors import UserError
-from agentrl.store.tables import engines
-from agentrl.testing import FakeEngine, Reply
+from agentrl.store.tables import engines, interactions
+from agentrl.testing import FakeEngine, FakeVLLM, Reply
 
 ROUNDS = int(os.environ.get("AGENTRL_FLEET_ROUNDS", "5"))
 """Rounds of the test under load; 50 take some minutes."""
@@ -74,6 +75,7 @@ def test_an_engine_with_another_version_is_updated_before_it_serves(proxy, until
     [
         ("http://127.0.0.1:1", {"Authorization": "Bearer run-key"}, 403, "admin"),
         ("ftp://127.0.0.1:1", ADMIN, 400, "must be http://HOST"),
+        ("triton+http://127.0.0.1:1", ADMIN, 400, "names the backend 'triton'"),
         ("http://user:secret@127.0.0.1:1", ADMIN, 400, "must not contain a password"),
         ("http://gpu-3:30000", ADMIN, 400, "is not on this machine's loopback"),
         ("http://127.0.0.1:" + "1" * 300, ADMIN, 422, "url"),
@@ -145,6 +147,60 @@ def test_an_engine_that_joins_with_a_key_of_its_own_needs_no_common_key(proxy, u
         assert ask(proxy) == "still here"
 
 
+def backends(proxy: Any) -> dict[str, str]:
+    """The backend of each serving engine, by URL."""
+    return {e["url"]: e["backend"] for e in proxy.get("/api/engines") if e["state"] == "serving"}
+
+
+def test_engines_of_another_backend_join_or_are_listed(proxy, serve, store_url, until):
+    """One that was replaced by a server of the other kind, at the same address, is connected to anew."""
+    with FakeVLLM() as joining, FakeVLLM() as listed:
+        change(proxy, "join", joining, backend="vllm")
+        port = free_port()
+        with serve(store_url, [f"vllm+{listed.url}"], port, replica="other-replica"):
+            other = replace(proxy, url=f"http://127.0.0.1:{port}")
+            mixed = {proxy.engine.url: "sglang", joining.url: "vllm", listed.url: "vllm"}
+            until(lambda: backends(proxy) == mixed)
+            change(other, "drain", joining)
+            listed.enqueue(Reply(proxy.says("listed")))
+            assert ask(other) == "listed"
+            change(proxy, "resume", joining)
+        change(proxy, "drain", proxy.engine)
+        joining.enqueue(Reply(proxy.says("joined")))
+        assert ask(proxy) == "joined"
+        joining.stop()
+        with FakeEngine(port=joining.port) as instead:
+            change(proxy, "join", instead)  # the run's backend
+            instead.enqueue(Reply(proxy.says("instead")))
+            until(lambda: backends(proxy).get(instead.url) == "sglang")
+            assert ask(proxy) == "instead"
+
+
+def test_an_answer_that_goes_on_at_another_backend_names_both_engines(proxy, serve, store_url, fake_engine, until):
+    with FakeVLLM() as second:
+        port = free_port()
+        with serve(store_url, [fake_engine.url, f"vllm+{second.url}"], port, replica="mixed"):
+            mixed = replace(proxy, url=f"http://127.0.0.1:{port}")
+            until(lambda: len(backends(mixed)) == 2)
+            change(mixed, "drain", second)
+            ids = proxy.says("hello there")
+            fake_engine.enqueue(Reply(ids, hold_after=2))
+            second.enqueue(Reply(ids[2:]))
+            answers: list[str] = []
+            asking = threading.Thread(target=lambda: answers.append(ask(mixed)))
+            asking.start()
+            until(lambda: fake_engine.holding == 1)
+            change(mixed, "resume", second)
+            fake_engine.stop()
+            asking.join(120)
+    assert answers == ["hello there"]
+    c = interactions.c
+    asked = select(c.engine_url, c.engine_backend, c.engine_spans)
+    assert proxy.database.query(lambda conn: [*map(tuple, conn.execute(asked))]) == [
+        (second.url, "vllm", [[fake_engine.url, "sglang", 0], [second.url, "vllm", 2]])
+    ]
+
+
 def test_a_key_derived_from_another_admin_key_is_refused(proxy):
     digest = key_digest(derived_key("another-key", "http://10.0.0.1:30000"))
     answer = proxy.post("/api/engines/join", {"url": "http://10.0.0.1:30000", "key_digest": digest}, headers=ADMIN)
@@ -153,14 +209,15 @@ def test_a_key_derived_from_another_admin_key_is_refused(proxy):
 
 
 async def test_an_engine_keeps_its_place_and_leaves_it(proxy, until):
-    with FakeEngine() as engine:
+    with FakeVLLM() as engine:
         async with aiohttp.ClientSession() as http:
-            client = SGLangClient(engine.url, http)
+            client = VLLMClient(engine.url, http)
             engine.key = derived_key("admin-key", engine.url)
             membership = Membership(client, http, Place(proxy.url, "admin-key", engine.url, has_own_key=True))
             keeping = asyncio.create_task(membership.keep())
             await asyncio.to_thread(until, lambda: membership.joined)
-            assert engine.url in [e["url"] for e in await asyncio.to_thread(proxy.get, "/api/engines")]
+            shown = await asyncio.to_thread(proxy.get, "/api/engines")
+            assert [e["backend"] for e in shown if e["url"] == engine.url] == ["vllm"]
             keeping.cancel()
             await membership.leave()
             assert not membership.joined

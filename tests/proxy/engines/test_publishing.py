@@ -14,7 +14,7 @@ from serving import add_version
 
 from agentrl.configs.run_config import RunConfig
 from agentrl.domain.schemas import VersionState
-from agentrl.engine.engine_client import EngineClient
+from agentrl.engine.sglang.sglang_client import SGLangClient
 from agentrl.errors import FencedError, StoreError
 from agentrl.proxy.engines import publishing
 from agentrl.proxy.engines.delivery.wave_run import Pace
@@ -40,11 +40,11 @@ class Updates:
         self.most = 0
         self.held: dict[str, asyncio.Event] = {}
         self._changed = asyncio.Event()
-        self._really = EngineClient.update_weights_from_disk
-        patch.setattr(EngineClient, "update_weights_from_disk", self._patched())
+        self._really = SGLangClient.update_weights_from_disk
+        patch.setattr(SGLangClient, "update_weights_from_disk", self._patched())
 
     def _patched(self) -> Any:
-        async def update(client: EngineClient, *args: Any, **kwargs: Any) -> None:
+        async def update(client: SGLangClient, *args: Any, **kwargs: Any) -> None:
             self.running.add(client.url)
             self.begun.append(client.url)
             self.most = max(self.most, len(self.running))
@@ -303,10 +303,10 @@ async def test_a_publish_whose_trainer_was_replaced_goes_to_no_further_engine(re
 
 async def test_the_members_of_a_transfer_are_asked_together_up_to_the_limit(replicas, engines, urls, monkeypatch):
     engines[2].stop()
-    asked, most, really = 0, 0, EngineClient.tensor_ranks
+    asked, most, really = 0, 0, SGLangClient.tensor_ranks
     full = asyncio.Event()
 
-    async def counted(client: EngineClient) -> int:
+    async def counted(client: SGLangClient) -> int:
         nonlocal asked, most
         asked += 1
         most = max(most, asked)
@@ -318,7 +318,7 @@ async def test_the_members_of_a_transfer_are_asked_together_up_to_the_limit(repl
         finally:
             asked -= 1
 
-    monkeypatch.setattr(EngineClient, "tensor_ranks", counted)
+    monkeypatch.setattr(SGLangClient, "tensor_ranks", counted)
     found = await members([engine.client for engine in replicas.pools["a"].engines], 3)
     assert sorted(each["url"] for each in found) == [url for url in urls if url != urls[2]]
     assert most == 3

@@ -80,7 +80,7 @@ def test_every_transport_of_the_configuration_is_tested_and_documented() -> None
     transports = set(get_args(PublishConfig.model_fields["transport"].annotation))
     assert BY.keys() == transports - {"disk"}
     assert {offer(transport, "http://e")["transport"] for transport in BY} == BY.keys()
-    page = (Path(__file__).parents[3] / "docs" / "engines.md").read_text()
+    page = (Path(__file__).parents[3] / "docs" / "publishing.md").read_text()
     assert {name for name in transports if f"\n| `{name}`" not in page} == set()
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from agentrl.engine.engine_client import EngineClient
+from agentrl.engine.sglang.sglang_client import SGLangClient
 from agentrl.errors import EngineError, EngineUnavailable, StoreError
 from agentrl.proxy.engines import updates
 from agentrl.proxy.engines.engine_state import Engine
@@ -33,7 +33,7 @@ def hang(patch: pytest.MonkeyPatch, method: str) -> None:
         await asyncio.Event().wait()
 
     patch.setattr(updates, "asyncio", SimpleNamespace(**vars(asyncio) | {"timeout_at": timeout_at}))
-    patch.setattr(EngineClient, method, forever)
+    patch.setattr(SGLangClient, method, forever)
 
 
 async def test_an_engine_that_another_replica_updates_is_left_alone(

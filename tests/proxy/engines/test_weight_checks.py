@@ -17,10 +17,15 @@ from agentrl.versions import weights_folder
 from agentrl.versions.version_cache import VersionCache
 from tests.version_folders import changed, read_tensors, tensors, write_version
 
+LOAD = "/update_weights_from_disk"
+NORM = "model.norm.weight"
+WIDTH = 128
+"""Of the tiny model."""
 
-def write(folder: Path, value: float) -> str:
+
+def write(folder: Path, value: float, name: str = NORM) -> str:
     folder.mkdir(exist_ok=True)
-    save_file({"a": np.full(3, value, np.float32)}, folder / weights_folder.TENSORS)
+    save_file({name: np.full(WIDTH, value, np.float32)}, folder / weights_folder.TENSORS)
     return weights_folder.checksum(folder / weights_folder.TENSORS)
 
 
@@ -77,6 +82,16 @@ def test_an_engine_is_not_asked_to_load_other_tensors(proxy, tmp_path) -> None:
     write(tmp_path / "v1", 1.0)
     assert proxy.post("/admin/publish", {"version": 1}, headers=admin).status_code == 200
     assert proxy.engine.version == "1"
+
+
+def test_an_engine_is_not_asked_to_load_tensors_of_another_model(proxy, tmp_path) -> None:
+    recorded = write(tmp_path / "v1", 1.0, "transformer.norm.weight")
+    add_version(proxy.database, proxy.run_id, 1, tmp_path / "v1", recorded)
+    refused = proxy.post("/admin/publish", {"version": 1}, headers={"Authorization": "Bearer admin-key"})
+    assert refused.status_code == 503
+    assert "the model has no tensor transformer.norm.weight" in refused.text
+    assert LOAD not in [path for path, _ in proxy.engine.calls]
+    assert proxy.get("/api/engines")[0]["state"] == "serving"
 
 
 class TestVersionsWithAManifest:

@@ -9,7 +9,7 @@ from page_visits import HOSTILE, page, tables, text
 from sqlalchemy import insert, update
 
 from agentrl.store import Database, events
-from agentrl.store.tables import engines, heartbeats, interactions, part_ranks, parts
+from agentrl.store.tables import engines, heartbeats, interactions, part_ranks, parts, steps
 
 OF_ALL = {"last_seen_at": 100.0, "changes": 0, "changed_at": 0.0}
 
@@ -22,8 +22,8 @@ def add_engine(db: Database, run_id: str, url: str, **values: object) -> None:
 def test_engines_are_listed_with_their_state_and_load(db: Database) -> None:
     history = History(db, seed=1)
     history.train(2)
-    add_engine(db, history.run_id, "http://a", version=2)
-    add_engine(db, history.run_id, "http://b", version=0, draining=True)
+    add_engine(db, history.run_id, "http://a", version=2, backend="sglang")
+    add_engine(db, history.run_id, "http://b", version=0, draining=True, backend="vllm")
     add_engine(db, history.run_id, "http://c", state="dead", error="no answer")
     with db.write() as conn:
         begun = {"engine_url": "http://a", "first_token_at": interactions.c.created_at + 2.0}
@@ -35,11 +35,32 @@ def test_engines_are_listed_with_their_state_and_load(db: Database) -> None:
     html = page(db, "/runs/test/engines")
     rows = tables(html)["Engines"]
     assert [row[0] for row in rows] == ["http://a", "http://b", "http://c"]
-    assert [row[1] for row in rows] == ["serving", "serving draining", "deadno answer"]
-    assert [row[2] for row in rows] == ["2", "0 2 behind", "–"]
-    assert [row[3] for row in rows] == ["1", "0", "0"]
-    assert rows[0][5:7] == ["2.0 s", "8"]
+    assert [row[1] for row in rows] == ["sglang", "vllm", "–"]
+    assert [row[2] for row in rows] == ["serving", "serving draining", "deadno answer"]
+    assert [row[3] for row in rows] == ["2", "0 2 behind", "–"]
+    assert [row[4] for row in rows] == ["1", "0", "0"]
+    assert rows[0][6:9] == ["2.0 s", "8", "–"]
     assert "1 running call: the engine of a call is recorded" in text(html)
+
+
+def test_engines_and_backends_are_listed_with_their_mismatch(db: Database) -> None:
+    """Means over steps, weighted by tokens; a step may lack an engine."""
+    history = History(db, seed=1)
+    history.train(2)
+    for url, backend in (("http://a:1", "sglang"), ("http://b:2", "vllm"), ("http://c:3", "vllm")):
+        add_engine(db, history.run_id, url, version=2, backend=backend)
+    found = [
+        {"engine/a:1": (0.01, 10), "engine/b:2": (0.25, 30), "backend/sglang": (0.01, 10), "backend/vllm": (0.25, 30)},
+        {"engine/b:2": (0.05, 10), "backend/vllm": (0.05, 10)},
+    ]
+    with db.write() as conn:
+        for step, gaps in enumerate(found, 1):
+            metrics = {f"mismatch/{name}": mean for name, (mean, _) in gaps.items()}
+            metrics |= {f"mismatch/{name.replace('/', '_tokens/')}": float(n) for name, (_, n) in gaps.items()}
+            conn.execute(update(steps).where(steps.c.step == step).values(metrics=metrics))
+    html = page(db, "/runs/test/engines")
+    assert [row[8] for row in tables(html)["Engines"]] == ["0.01000", "0.2000", "–"]
+    assert "Mismatch by backend: sglang 0.01000 (10 tokens), vllm 0.2000 (40 tokens)." in text(html)
 
 
 def test_publishes_have_a_row_for_each_engine(db: Database) -> None:

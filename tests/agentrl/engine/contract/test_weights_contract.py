@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from itertools import accumulate
 from pathlib import Path
 
 import pytest
@@ -123,6 +124,15 @@ async def test_a_cache_that_running_calls_use_is_not_flushed(client: EngineClien
     await client.flush_cache()
     await client.continue_generation()
     await stream.aclose()
+
+
+async def test_spans_come_with_every_event_where_that_is_promised(client: EngineClient) -> None:
+    """By them a call that breaks off keeps its tokens."""
+    early = Capability.EARLY_SPANS in await client.capabilities()
+    chunks = await collect(client, {"max_new_tokens": 5, "ignore_eos": True})
+    ends = accumulate(len(chunk.output_ids) for chunk in chunks)
+    spans = [[VersionSpan(version=0, start=0, end=end)] for end in ends]
+    assert [chunk.versions for chunk in chunks] == (spans if early else [None] * (len(chunks) - 1) + spans[-1:])
 
 
 async def test_every_event_names_the_version_it_was_sent_under(client: EngineClient) -> None:

@@ -97,3 +97,24 @@ def test_stats_are_those_of_the_leased_sessions_and_of_their_roots(db, run_id, l
     play({"turns": 100.0}, {"turns": 100.0})
     facts = found(db, take(db, run_id, begin(db, run_id), 1, n_groups=2))
     assert {name: sorted(values) for name, values in facts.stats.items()} == {"turns": [1.0, 3.0, 8.0], "rare": [5.0]}
+
+
+def test_each_call_names_its_engine(db, run_id, limits):
+    made = group(db, run_id, limits, values=(1.0, 2.0))
+    mine = "session_id = :id"
+    with db.write() as conn:
+        for session_id, backend, spans in [
+            (made.session_ids[0], "vllm", None),
+            (made.session_ids[1], "sglang", json.dumps([["http://b", "vllm", 0], ["http://a", "sglang", 1]])),
+        ]:
+            values = {"id": session_id, "backend": backend, "spans": spans}
+            changed = "engine_url = 'http://a', engine_backend = :backend, engine_spans = :spans"
+            conn.execute(text(f"UPDATE interactions SET {changed} WHERE {mine}"), values)
+    batch = take(db, run_id, begin(db, run_id), 1, n_groups=1)
+    engines = found(db, batch).engines
+    with db.read() as conn:
+        sessions = dict(tuple(row) for row in conn.execute(text("SELECT id, session_id FROM interactions")))
+    assert {sessions[call_id]: engine for call_id, engine in engines.items()} == {
+        made.session_ids[0]: batch_facts.SampledBy("http://a", "vllm", several=False),
+        made.session_ids[1]: batch_facts.SampledBy("http://a", "sglang", several=True),
+    }

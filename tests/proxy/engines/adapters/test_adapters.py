@@ -9,7 +9,7 @@ from contextlib import suppress
 
 import pytest
 
-from agentrl.engine.engine_client import EngineClient
+from agentrl.engine.sglang.sglang_client import SGLangClient
 from agentrl.errors import EngineError
 from agentrl.proxy.engines.pool import EnginePool
 from agentrl.testing import FakeEngine, Reply
@@ -149,13 +149,13 @@ async def test_two_replicas_can_load_an_adapter_at_once(
 ) -> None:
     """The second one is told that the name is taken; it must not unload what it finds."""
     pool = make(fakes[0])
-    load = EngineClient.load_adapter
+    load = SGLangClient.load_adapter
 
-    async def overtaken(client: EngineClient, name: str, path: str) -> None:
+    async def overtaken(client: SGLangClient, name: str, path: str) -> None:
         await load(client, name, path)
         await load(client, name, path)
 
-    monkeypatch.setattr(EngineClient, "load_adapter", overtaken)
+    monkeypatch.setattr(SGLangClient, "load_adapter", overtaken)
     await publish(pool, store, 1)
     assert list(fakes[0].adapters) == ["v1-step"]
     assert paths(fakes[0]) == ["/load_lora_adapter"] * 2

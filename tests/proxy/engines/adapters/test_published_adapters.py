@@ -15,15 +15,23 @@ def run_config(run_config: dict[str, Any]) -> dict[str, Any]:
     return run_config
 
 
-def write(folder: Path, value: float) -> str:
-    """An adapter's folder, and its checksum."""
+LAYER = "model.layers.0.self_attn.o_proj"
+
+
+def write(folder: Path, value: float, into: int | None = None) -> str:
+    """An adapter's folder, and its checksum. `into` is the number of columns of another model's layer."""
     import numpy as np
     from safetensors.numpy import save_file
 
+    from agentrl.models import resolve_model
     from agentrl.versions import weights_folder
 
+    out, columns = weights_folder.tensor_entries(resolve_model("tiny"))[f"{LAYER}.weight"].shape
+    a, b = np.full((4, into or columns), value, np.float32), np.full((out, 4), value, np.float32)
     folder.mkdir(exist_ok=True)
-    save_file({"a": np.full(3, value, np.float32)}, folder / weights_folder.ADAPTER)
+    tensors = {f"base_model.model.{LAYER}.lora_A.weight": a, f"base_model.model.{LAYER}.lora_B.weight": b}
+    save_file(tensors, folder / weights_folder.ADAPTER)
+    (folder / "adapter_config.json").write_text('{"peft_type": "LORA", "r": 4, "lora_alpha": 8}')
     return weights_folder.checksum(folder / weights_folder.ADAPTER)
 
 
@@ -52,6 +60,16 @@ def test_an_adapter_that_was_exchanged_is_not_loaded(proxy: Any, tmp_path: Path)
     assert refused.status_code == 503
     assert "adapter_model.safetensors are not those that the trainer recorded" in refused.text
     assert proxy.engine.adapters == {}
+    assert proxy.get("/api/engines")[0]["state"] == "serving"
+
+
+def test_an_adapter_of_another_model_is_not_loaded(proxy: Any, tmp_path: Path) -> None:
+    folder = tmp_path / "v1-s"
+    add_version(proxy.database, proxy.run_id, 1, folder, write(folder, 1.0, into=7))
+    refused = proxy.post("/admin/publish", {"version": 1}, headers={"Authorization": "Bearer admin-key"})
+    assert refused.status_code == 503
+    assert "version 1 is not loaded: it does not fit the base model" in refused.text
+    assert "/load_lora_adapter" not in [path for path, _ in proxy.engine.calls]
     assert proxy.get("/api/engines")[0]["state"] == "serving"
 
 

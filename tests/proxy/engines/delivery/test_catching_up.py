@@ -12,7 +12,7 @@ import pytest
 from replica_fleet import ReplicaFleet
 
 from agentrl.domain.schemas import VersionState
-from agentrl.engine.engine_client import EngineClient
+from agentrl.engine.sglang.sglang_client import SGLangClient
 from agentrl.proxy.engines.delivery.version_places import VersionPlaces
 from agentrl.proxy.engines.engine_state import Engine
 from agentrl.store import Connection, engine_claims
@@ -179,13 +179,13 @@ async def test_what_a_killed_replica_left_paused_gets_the_runs_version(
     engines(fleet)[0].running = 0
     at_swap, never = asyncio.Event(), asyncio.Event()
 
-    async def hang(client: EngineClient, *args: object, **kwargs: object) -> float:
+    async def hang(client: SGLangClient, *args: object, **kwargs: object) -> float:
         at_swap.set()
         await never.wait()
         raise AssertionError
 
     with monkeypatch.context() as patch:
-        patch.setattr(EngineClient, "swap", hang)
+        patch.setattr(SGLangClient, "swap", hang)
         killed = asyncio.create_task(move(fleet))
         await at_swap.wait()
         fleet.replicas.database.transact(engine_claims.expire_claims, fleet.replicas.run_id, "a")

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from agentrl.configs.publish_config import PublishConfig
-from agentrl.engine.engine_client import EngineClient
+from agentrl.engine.sglang.sglang_client import SGLangClient
 from agentrl.errors import RequestError
 from agentrl.proxy.engines.delivery import preparations
 from agentrl.proxy.engines.delivery.preparations import Preparations
@@ -126,15 +126,15 @@ async def test_another_replica_repairs_what_a_killed_one_left_paused(
     """The first replica is stopped after it has paused an engine, before the engine has swapped."""
     fleet.write()
     stopped, at_swap = asyncio.Event(), asyncio.Event()
-    really = EngineClient.swap
+    really = SGLangClient.swap
 
-    async def swap(client: EngineClient, *args: object, **kwargs: object) -> float:
+    async def swap(client: SGLangClient, *args: object, **kwargs: object) -> float:
         at_swap.set()
         if not stopped.is_set():
             await stopped.wait()
         return await really(client, *args, **kwargs)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(EngineClient, "swap", swap)
+    monkeypatch.setattr(SGLangClient, "swap", swap)
     killed = fleet.publish(1)
     await at_swap.wait()
     fleet.replicas.database.transact(engine_claims.expire_claims, fleet.replicas.run_id, "a")

@@ -14,8 +14,8 @@ from serving import add_version
 from sqlalchemy import select, update
 
 from agentrl.domain.schemas import Json
-from agentrl.engine.engine_client import EngineClient
 from agentrl.engine.server_process import free_port
+from agentrl.engine.sglang.sglang_client import SGLangClient
 from agentrl.errors import EngineRejected
 from agentrl.store import events
 from agentrl.store.tables import runs
@@ -138,14 +138,14 @@ def test_no_turn_begins_while_an_engine_starts(proxy, epoch):
 def test_a_release_waits_until_the_engine_is_idle(proxy, epoch, monkeypatch, beside, until):
     """A grammar that is being compiled keeps SGLang from being idle; a release would kill it."""
     session, answer = half_answered(proxy, beside, until)
-    flush, busy = EngineClient.flush_cache, [True]
+    flush, busy = SGLangClient.flush_cache, [True]
 
-    async def refused(self: EngineClient) -> None:
+    async def refused(self: SGLangClient) -> None:
         if busy:
             raise EngineRejected("a grammar is being compiled")
         await flush(self)
 
-    monkeypatch.setattr(EngineClient, "flush_cache", refused)
+    monkeypatch.setattr(SGLangClient, "flush_cache", refused)
     first = release(proxy, epoch, lease_s=1.0)
     assert (first.status_code, first.json()["error"]["code"]) == (503, "memory_not_released")
     assert not proxy.engine.released
