@@ -126,8 +126,9 @@ def _recording_load(self: Any, model: torch.nn.Module, model_config: Any) -> Non
 
 
 def _announced(self: Any, model_config: Any, model: Any) -> Iterator[tuple[str, torch.Tensor]]:
-    recorder: Recorder = model.agentrl_weights
-    return recorder.beginning(_all_weights(self, model_config, model))
+    tensors = _all_weights(self, model_config, model)
+    found = model.agentrl_weights
+    return found.beginning(tensors) if isinstance(found, Recorder) else tensors  # a reload is not recorded
 
 
 layers.dispatch_cpu_unquantized_gemm = _keep_weights

@@ -29,6 +29,7 @@ def agentrl(*arguments: str) -> subprocess.CompletedProcess[str]:
         (["engine", "--model", "/absent", "--port", "0"], "/absent does not exist"),
         (["engine", "--model", "smollm", "--port", "0"], "did you mean 'smollm2'"),
         (["engine", "--model", "tiny", "--port", "0", "--version", "3"], "--weights and --version go together"),
+        (["engine", "--model", "tiny", "--port", "0", "--backend", "vllm", "--deterministic"], "engine.deterministic:"),
         (["engine", "--model", "tiny", "--port", "0", "--advertise", "http://h"], "--advertise needs --join"),
         (["engine", "--model", "tiny", "--port", "0", "--join", "http://h"], "--join needs the proxy's admin key in"),
         (["engine"], "give --model, or --config"),
