@@ -27,5 +27,6 @@ def methods(kind: type) -> dict[str, list[str]]:
 async def test_a_client_has_the_methods_of_the_protocol(name: str) -> None:
     async with aiohttp.ClientSession() as http:
         client = BACKENDS[name].client("http://127.0.0.1:1", http)
+        assert client.backend == name
         assert methods(EngineClient).items() <= methods(type(client)).items()
         client.close()
