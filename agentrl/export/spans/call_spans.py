@@ -46,7 +46,7 @@ def call_span(run: TracedRun, session: TracedSession, call: TracedCall) -> Reada
         times=(row.created_at, ended_at),
         attributes={
             names.OPERATION: operation,
-            names.PROVIDER: _provider(row.dialect) if upstream else run.provider,
+            names.PROVIDER: _provider(row.dialect) if upstream else row.engine_backend or run.provider,
             names.CONVERSATION: root_id,
             names.REQUEST_MODEL: model,
             names.ERROR_TYPE: row.status if failed else None,

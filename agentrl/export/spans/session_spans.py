@@ -30,7 +30,7 @@ class TracedRun:
 
     name: str
     agent: str
-    provider: str  # of the policy's calls
+    provider: str  # of calls of the policy whose engine is not recorded
     resource: Resource
     content_bytes: int | None  # maximum size of an attribute with messages; None: send none
 

@@ -10,6 +10,7 @@ import history as history_module
 import pytest
 from history import LIMITS, History
 from span_receiver import SpanReceiver
+from sqlalchemy import update
 
 from agentrl.domain.schemas import SessionStatus
 from agentrl.export.spans import span_follower
@@ -18,6 +19,7 @@ from agentrl.export.spans.trace_export import TraceExport
 from agentrl.store import Database
 from agentrl.store.exports import trace_rows
 from agentrl.store.sessions.ends import trace_outbox
+from agentrl.store.tables import interactions
 
 Make = Callable[..., TraceExport]
 
@@ -228,3 +230,14 @@ def test_a_repeated_export_names_the_same_spans(
         for _ in export_to().send(new.session_ids):
             pass
     assert set(receiver.counted().values()) == {times}
+
+
+def test_a_call_names_the_backend_that_sampled_it(played: History, receiver: SpanReceiver, export_to: Make) -> None:
+    """Where the engine of a call is not recorded, the run's backend."""
+    new = played.group()
+    with played.db.write() as conn:
+        mine = interactions.c.session_id == new.session_ids[0]
+        conn.execute(update(interactions).where(mine).values(engine_backend="vllm"))
+    follower(played, export_to()).step()
+    backends = {call["gen_ai.conversation.id"]: call["gen_ai.provider.name"] for call in receiver.named("chat")}
+    assert backends == {new.session_ids[0]: "vllm"} | dict.fromkeys(new.session_ids[1:], "sglang")
