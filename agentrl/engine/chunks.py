@@ -56,7 +56,7 @@ def unpacked_experts(experts: str) -> bytes:
 
 
 def parse_version(label: str) -> int:
-    """A version label as a number. Raises EngineError for other labels, such as SGLang's `default`."""
+    """A version label as a number. Raises EngineError for other labels, such as the servers' own `default`."""
     if not str(label).isdecimal():
-        raise EngineError(f"weight version {label!r} is not a number: launch the engine with --weight-version 0")
+        raise EngineError(f"weight version {label!r} is not a number: start the server by agentrl, or label it 0")
     return int(label)

@@ -11,7 +11,7 @@ from agentrl.engine.engine_client import EngineInfo
 from agentrl.engine.vllm.only_folders import OnlyFolders
 from agentrl.engine.vllm.vllm_paths import DIGESTS, LOAD, NOT_FOUND
 from agentrl.engine.wire import Wire
-from agentrl.errors import EngineError, EngineRejected, EngineUnavailable
+from agentrl.errors import EngineError, EngineKeyRefused, EngineRejected, EngineUnavailable
 
 OURS = "start it with agentrl engine --backend vllm"
 
@@ -87,7 +87,7 @@ class WeightRoutes(ControlRequests, OnlyFolders):
         """Load an adapter folder in peft's format, while requests run. Raises EngineRejected with the reason."""
         try:
             await self._post("/v1/load_lora_adapter", {"lora_name": name, "lora_path": str(path)})
-        except EngineUnavailable:
+        except (EngineUnavailable, EngineKeyRefused):
             raise
         except EngineError as error:  # vLLM answers 500 for an adapter that it cannot load, and hides paths
             said = f"{self.url} did not load adapter {name} from {path}: {error.engine_message or error}"
