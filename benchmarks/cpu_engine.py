@@ -135,7 +135,7 @@ async def serving(client: EngineClient) -> None:
         if await client.health() is Health.SERVING:
             return
         await asyncio.sleep(1)
-    raise SystemExit("a server did not start")
+    raise SystemExit(f"{client.url} did not start")
 
 
 async def answer(client: EngineClient, prompt: list[int], n_tokens: int, name: str = "") -> list[Chunk]:
@@ -187,9 +187,9 @@ def served(package: Path, model: str, log: Path) -> Iterator[Server]:
     port = free_port()
     command = [str(package / ".venv/bin/agentrl"), "engine", "--model", model, "--port", str(port), "--seed", "0"]
     env = os.environ | {"AGENTRL_ENGINE_KEY": KEY}
-    with log.open("wb") as out:
+    with log.open("wb") as out:  # in the package's folder: the server's Python finds modules there first
         process = subprocess.Popen(
-            [*command, "--log-file", str(log.with_suffix(".engine"))], stdout=out, stderr=out, env=env
+            [*command, "--log-file", str(log.with_suffix(".engine"))], stdout=out, stderr=out, env=env, cwd=package
         )
     try:
         yield Server(f"http://127.0.0.1:{port}", psutil.Process(process.pid))
