@@ -44,6 +44,8 @@ def call_row(rows: Rows, session_id: str, call: TemplateCall, status: str, begin
         "holder": replica if running else None,
         "last_retry": None,
         "engine_url": rows.rng.choice(ENGINES) if recorded else None,
+        "engine_backend": "sglang" if recorded else None,
+        "engine_spans": None,
         "params": '{"temperature":1.0,"max_new_tokens":512}',
         "temperature": 1.0,
         "system_hash": call.system,

@@ -88,7 +88,7 @@ def test_a_request_that_was_aborted_before_its_first_token_has_no_spans() -> Non
         ({"output_token_logprobs": [[-1.0, 9, None], [-1.0, 8, None]]}, "other tokens"),
         ({"output_token_logprobs": [[-1.0, 7, None]]}, "1 tokens, expected 2"),
         ({"completion_tokens": 5}, "2 tokens, expected 5"),
-        ({"weight_version": "default"}, "--weight-version 0"),
+        ({"weight_version": "default"}, "label it 0"),
     ],
 )
 def test_a_chunk_that_cannot_be_recorded_is_an_error(meta: Json, message: str) -> None:
