@@ -85,10 +85,10 @@ class Shadow(Generic[Live]):
                     for tensor, other in pairs:
                         tensor.data, other.data = other.data, tensor.data
         for module, its_shadow in zip(self._live.modules(), self.model.modules(), strict=True):
-            if COPY in vars(its_shadow):
-                copy = getattr(module, COPY, None)
-                setattr(module, COPY, getattr(its_shadow, COPY))
-                setattr(its_shadow, COPY, copy)
+            copies = getattr(module, COPY, None), getattr(its_shadow, COPY, None)
+            if copies != (None, None):  # a copy of the old weights must not stay, even where the shadow has none
+                setattr(module, COPY, copies[1])
+                setattr(its_shadow, COPY, copies[0])
         if torch.accelerator.is_available():
             torch.accelerator.synchronize()
 

@@ -12,6 +12,7 @@ the shadow's layers; the exchange of weights exchanges the copies too (`COPY` in
 from __future__ import annotations
 
 from collections.abc import Callable
+from threading import Lock
 from typing import Any
 from weakref import WeakSet
 
@@ -52,6 +53,7 @@ class PackedLinears:
     def __init__(self, most_bytes: int = MOST_BYTES) -> None:
         self._most_bytes = most_bytes
         self._copies: WeakSet[Packed] = WeakSet()
+        self._lock = Lock()  # a version may be staged in a thread while a head is first used
 
     def after_loading(self, stock: Callable[[Any, Any], None]) -> Callable[[Any, Any], None]:
         """`process_weights_after_loading` of linear layers: packs the layer."""
@@ -109,12 +111,16 @@ class PackedLinears:
     def pack(self, layer: Any) -> None:
         """Copy the weights of a layer, if they are float32 on a CPU and there is memory for it."""
         setattr(layer, COPY, None)
-        weight, used = layer.weight, sum(packed.size_bytes for packed in self._copies)
+        weight = layer.weight
         is_matrix = weight.device.type == "cpu" and weight.dtype == torch.float32 and weight.ndim == MATRIX
-        if is_matrix and weight.is_contiguous() and used + weight.nbytes <= self._most_bytes:
-            packed = Packed(weight)
-            self._copies.add(packed)
-            setattr(layer, COPY, packed)
+        if not is_matrix or not weight.is_contiguous():
+            return
+        with self._lock:
+            used = sum(packed.size_bytes for packed in self._copies)
+            if used + weight.nbytes <= self._most_bytes:
+                packed = Packed(weight)
+                self._copies.add(packed)
+                setattr(layer, COPY, packed)
 
 
 def usable(layer: Any, x: Tensor) -> Packed | None:

@@ -129,3 +129,21 @@ def test_an_exchange_exchanges_the_copies(linears: PackedLinears) -> None:
             assert not torch.equal(layer.weight, weight)
             assert usable(layer, x) is not None
             torch.testing.assert_close(apply(Method(), layer, x), linear(x, layer.weight))
+
+
+def test_a_head_that_was_first_used_after_the_shadow_was_made_gets_the_new_weights(linears: PackedLinears) -> None:
+    live: Any = nn.ModuleList([Layer()])
+    live[0].quant_method = UnquantizedEmbeddingMethod()
+    x, head = torch.randn(8, NARROW), linears.head(stock_head)
+    process = linears.after_loading_head(Method.process_weights_after_loading)
+    shadow: Any = Shadow(live)
+    for _ in range(3):
+        shadow.refresh(lambda: None)
+        linears.before_loading(Method.restore_weights_before_loading)(Method(), shadow.model[0])
+        shadow.model[0].weight.data.copy_(torch.randn(WIDE, NARROW))
+        process(Method(), shadow.model[0])
+        torch.testing.assert_close(head(None, x, live[0]), stock_head(None, x, live[0]))
+        shadow.check(lambda: None)
+        shadow.exchange()
+        torch.testing.assert_close(head(None, x, live[0]), stock_head(None, x, live[0]))
+    assert usable(live[0], x) is not None
