@@ -8,7 +8,8 @@ publisher, in this process, publishes one version after another, each with new f
 model. First the proxy lets engines read a version during their pause (`publish.prepare: false`, the only way before
 there was another): `disk`, `distributed`, `tensor`, in turns. Then engines prepare it: `prepared` reads files with all
 tensors, `delta` what has changed. The folder of a version is written before its publish is timed. A FLEET is one engine
-of a model, one engine with another type (`tiny-bfloat16`), or several engines (`tiny-bfloat16-x2`).
+of a model (a name, or the path of a folder), one engine with another type (`tiny-bfloat16`), or several engines
+(`tiny-bfloat16-x2`). On a machine with one GPU `distributed` is left out: NCCL joins no two processes of one GPU.
 
 - `publish_s/FLEET/WAY`: from the trainer's request to its answer.
 - `stall_ms/FLEET/WAY`: the longest pause of an engine during the publish.
@@ -85,12 +86,18 @@ def measure(report: harness.Report, name: str, rounds: int, world: World) -> Non
     with tempfile.TemporaryDirectory() as folder, served(Path(folder), Fleet.named(name), world) as run:
         with streams(run.engine_urls, STREAMS, run.folder / "gaps.jsonl"):
             time.sleep(CALM_S)
-            took |= by_turns(run, name, PAUSED, rounds)
+            took |= by_turns(run, name, ways_here(world), rounds)
             run.restart_proxy(prepare=True)
             for way in PREPARED:  # a delta's parent is the version before it
                 took |= by_turns(run, name, {way: PREPARED[way]}, rounds)
         gaps = Gaps.read(run.folder / "gaps.jsonl")
-    add(report, name, took, gaps)
+    add(report, Path(name).name, took, gaps)
+
+
+def ways_here(world: World) -> dict[str, dict[str, Any]]:
+    """The ways of PAUSED that this machine can run."""
+    shared = world.device.type == "cuda" and torch.cuda.device_count() == 1
+    return {way: config for way, config in PAUSED.items() if not (shared and way == "distributed")}
 
 
 def by_turns(run: Run, name: str, ways: dict[str, dict[str, Any]], rounds: int) -> dict[str, list[Took]]:

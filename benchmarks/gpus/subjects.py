@@ -76,18 +76,23 @@ class Subject:
 
 def subject(folder: Path, world: World, *, rehearse: bool, blocks: int | None = None) -> Subject:
     """A random model of the largest size that suits the device, with fewer `blocks` where given."""
-    from transformers import Qwen3Config, Qwen3ForCausalLM
-
     size = "tiny"
     if not rehearse:
         size = "1.7B" if torch.cuda.get_device_properties(world.device).total_memory > LARGE else "0.6B"
+    return Subject(folder, save_random(folder, size, world.device, blocks), size, world)
+
+
+def save_random(folder: Path, size: str, device: torch.device, blocks: int | None = None) -> dict[str, Any]:
+    """Save a Qwen3 with random weights in bfloat16; returns its configuration."""
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
     settings = SIZES[size] | ({"num_hidden_layers": blocks} if blocks else {})
     config = Qwen3Config(**settings, tie_word_embeddings=True, max_position_embeddings=262_144)
     torch.manual_seed(0)
-    with world.device:
+    with device:
         model = Qwen3ForCausalLM(config).to(torch.bfloat16)
     model.cpu().save_pretrained(folder)
-    return Subject(folder, config.to_dict(), size, world)
+    return dict(config.to_dict())
 
 
 class OurStep:

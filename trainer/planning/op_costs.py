@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -29,6 +30,8 @@ FREE = {
 }
 """Operations that only make room or look at a tensor in another way."""
 GROUPED = (aten._grouped_mm.default,)
+FLASH = aten._scaled_dot_product_flash_attention
+FLASH_BACKWARD = aten._scaled_dot_product_flash_attention_backward
 
 
 class OpCosts:
@@ -61,12 +64,26 @@ def operations(func: Any, args: Any, kwargs: Any, result: Any) -> float:
     """
     if func in GROUPED:
         return _of_grouped(*args[:2])
-    formula = flop_registry.get(func._overloadpacket)
+    formula = FORMULAS.get(func._overloadpacket) or flop_registry.get(func._overloadpacket)
     if formula is None:
         return 0.0
     causal = any(a.name == "is_causal" and value for a, value in zip(func._schema.arguments, args, strict=False))
     causal = causal or bool(kwargs.get("is_causal"))
     return float(formula(*args, **kwargs, out_val=result)) * (0.5 if causal else 1.0)
+
+
+def _of_flash(query: Tensor, key: Tensor, value: Tensor, *_: Any, **__: Any) -> float:
+    """Scores and their product with the values, (B, H, S, D) each: the heads of keys and values may be fewer."""
+    return 2.0 * query.shape[:-1].numel() * key.shape[-2] * (query.shape[-1] + value.shape[-1])
+
+
+def _of_flash_backward(_: Tensor, query: Tensor, key: Tensor, value: Tensor, *__: Any, **___: Any) -> float:
+    """The scores again, and the gradients of scores, values, queries and keys."""
+    return 2.0 * query.shape[:-1].numel() * key.shape[-2] * (3 * query.shape[-1] + 2 * value.shape[-1])
+
+
+FORMULAS: dict[Any, Callable[..., float]] = {FLASH: _of_flash, FLASH_BACKWARD: _of_flash_backward}
+"""Torch's own formulas know queries with more heads than keys since 2.13 only."""
 
 
 def _of_grouped(first: Tensor, second: Tensor) -> float:
