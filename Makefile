@@ -55,7 +55,7 @@ test-long: setup setup-agents  ## Run the long tests: whole runs, clusters, fram
 test-thorough: setup  ## Run the property tests with many times as many examples, drawn at random: an hour
 	@AGENTRL_TEST_THOROUGH=1 PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(PY) -m pytest -n auto --timeout 3600 -m "(hypothesis or searches) and not learns"
 
-coverage: setup setup-agents setup-coders setup-mutants  ## Run all tests; how many lines and branches of each folder they reach
+coverage: setup setup-gyms setup-agents setup-coders setup-environments setup-servers setup-mutants  ## Run all tests; how many lines and branches of each folder they reach
 	@mkdir -p build/coverage && rm -f build/coverage/*
 	@export PYTHONPATH=$(CURDIR)/scripts/coverage_start:$$(echo $(CURDIR)/.venv-mutants/lib/python*/site-packages) COVERAGE_FILE=$(CURDIR)/build/coverage/data; \
 	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(PY) -m coverage run -m pytest -n auto -m "not learns and not vllm"; \
@@ -71,7 +71,7 @@ test-vllm: setup setup-vllm  ## Run all tests on a real vLLM server: minutes
 lint: setup setup-lint  ## ruff, mypy --strict, import contracts, hadolint
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
-	$(PY) -m mypy agentrl tests
+	$(PY) -m mypy --cache-dir $(or $(AGENTRL_CACHE),$(HOME)/.cache/agentrl)/mypy agentrl tests  # one cache for all checkouts
 	$(PY) -c 'from importlinter.cli import lint_imports_command as lint; lint()'
 	.venv-lint/bin/hadolint Dockerfile Dockerfile.gpu
 

@@ -4,7 +4,8 @@ engines all load it before the run moves on.
     python benchmarks/independent_pulls.py --out benchmarks/results/independent_pulls.json
 
 Whole runs of `agentrl train` in the environment of asynchrony.py (real SGLang, the tiny model, a tool of long-tailed
-latency), with two engines. The pair of a seed and a bound runs one after the other.
+latency), with two engines. The pair of a seed and a bound runs one after the other, and the next pair in the other
+order.
 
 - `steps_per_hour/S_lagL`: at `max_staleness` S and lag L, between the publishes of the first and the last step.
 - `seconds/S_lagL/wait_for_policy`: seconds of a step in which the trainer waits for engines.
@@ -43,7 +44,7 @@ def main() -> None:
     )
     resolve_model("tiny")
     results: dict[Key, Result] = {}
-    for seed, bound, lag in product(range(options.seeds), BOUNDS, LAGS):
+    for seed, bound, lag in order(options.seeds):
         variant = Variant(bound, lag=lag, engines=ENGINES)
         with tempfile.TemporaryDirectory(prefix="agentrl-pulls-") as folder:
             found = results[bound, lag, seed] = play(Path(folder), variant, seed, options.steps, options.lr)
@@ -53,6 +54,12 @@ def main() -> None:
             flush=True,
         )
     harness.finish(report(results, range(options.seeds)), options.out)
+
+
+def order(seeds: int) -> list[tuple[int, int, int]]:
+    """Seed, bound and lag of each run: pairs of lags, forwards and backwards in turn."""
+    pairs = enumerate(product(range(seeds), BOUNDS))
+    return [(seed, bound, lag) for n, (seed, bound) in pairs for lag in (LAGS[::-1] if n % 2 else LAGS)]
 
 
 def report(results: dict[Key, Result], seeds: range) -> harness.Report:

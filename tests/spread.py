@@ -33,6 +33,7 @@ OWN_ENGINE = (
     "tests/e2e/test_distribution.py::test_logprobs_of_the_demo_model",
     "tests/e2e/test_tuned.py",
     "tests/e2e/test_tutorials.py",
+    "tests/agentrl/engine/contract/test_prepared_kill.py::test_a_killed_engine_leaves",
     "tests/agentrl/engine/sglang/test_deterministic.py::test_a_seed",
     "tests/coders/test_real_engine.py",
 )

@@ -32,6 +32,7 @@ def test_without_a_gpu_it_says_so(tmp_path: Path) -> None:
     assert not (tmp_path / "gpu.json").exists()
 
 
+@pytest.mark.long
 def test_the_quick_parts_are_rehearsed_and_kept(tmp_path: Path) -> None:
     out = tmp_path / "gpu.json"
     done = gpu(out, "--rehearse", "--only", "titan", "attention")
@@ -46,6 +47,7 @@ def test_the_quick_parts_are_rehearsed_and_kept(tmp_path: Path) -> None:
     assert parts(out)["attention"]["date"] >= found["attention"]["date"]
 
 
+@pytest.mark.long
 def test_a_part_that_is_late_is_killed_and_the_next_one_runs(tmp_path: Path) -> None:
     out = tmp_path / "gpu.json"
     done = gpu(out, "--rehearse", "--only", "memory", "--deadline", "0.5")

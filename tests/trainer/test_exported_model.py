@@ -113,6 +113,7 @@ def test_what_is_in_the_way_is_named(setup: Setup, monkeypatch: pytest.MonkeyPat
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.long
 def test_the_command_needs_neither_a_trainer_nor_its_ranks(setup: Setup, tmp_path: Path) -> None:
     assert setup.train()
     url = f"sqlite:///{setup.config.runs_dir}/store.db"

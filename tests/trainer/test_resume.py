@@ -98,6 +98,7 @@ def test_every_published_version_has_its_own_folder_that_matches_its_checksum(se
     assert all(checksum(path / TENSORS) == digest for path, digest in newest.values())
 
 
+@pytest.mark.long
 def test_a_mooncake_store_has_the_versions_whose_folders_are_kept(
     setup: Setup, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -200,6 +201,7 @@ def test_an_overtaken_trainer_deletes_no_checkpoint_of_its_successor(
         assert (setup.config.run_dir / "checkpoints" / f"step-{step:06d}-{ids[step]}").is_dir()
 
 
+@pytest.mark.long
 def test_with_an_older_database_newer_checkpoints_are_set_aside(
     setup: Setup, undisturbed: dict[str, torch.Tensor], monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
@@ -224,6 +226,7 @@ def test_with_an_older_database_newer_checkpoints_are_set_aside(
     assert same(undisturbed, setup.config.run_dir / "model")
 
 
+@pytest.mark.long
 def test_a_run_without_its_checkpoints_starts_over_only_when_asked(
     setup: Setup, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
@@ -287,6 +290,7 @@ def test_a_critic_and_its_moments_are_the_same_after_a_resume(
     assert metrics[0]["explained_variance"] == 0 < metrics[0]["value_loss"]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kl", ["loss", pytest.param("reward", marks=pytest.mark.long)])
 def test_a_refreshed_reference_is_the_same_after_a_resume(
     setup: Setup, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch, kl: str

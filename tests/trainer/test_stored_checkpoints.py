@@ -66,6 +66,7 @@ def final_weights(setup: Setup) -> dict[str, torch.Tensor]:
     return load_file(setup.config.run_dir / "model" / "model.safetensors")
 
 
+@pytest.mark.long
 def test_the_storage_has_the_checkpoints_of_the_disk(setup, store):
     assert setup.train()
     assert store.names(KEY) == on_disk(setup)
@@ -200,6 +201,7 @@ def test_a_checkpoint_that_is_not_the_recorded_one_is_passed_over(setup, store, 
     assert "rolled back steps [2, 3]: they have no checkpoint" in said
 
 
+@pytest.mark.long
 def test_a_host_whose_newest_checkpoint_is_damaged_takes_the_one_in_the_storage(setup, store, monkeypatch, capsys):
     die_before(monkeypatch, setup, 3)
     newest = setup.config.run_dir / "checkpoints" / on_disk(setup)[-1]
@@ -209,6 +211,7 @@ def test_a_host_whose_newest_checkpoint_is_damaged_takes_the_one_in_the_storage(
     assert setup.query("SELECT step FROM steps WHERE state = 'rolled_back'") == [(3,)]  # it had only begun
 
 
+@pytest.mark.long
 def test_the_store_says_which_checkpoints_are_in_the_storage(setup, store, monkeypatch):
     die_before(monkeypatch, setup, 3)
     assert stored_steps(setup)[:1] == [1]
@@ -217,6 +220,7 @@ def test_the_store_says_which_checkpoints_are_in_the_storage(setup, store, monke
     assert {2, 3, 4} <= set(stored_steps(setup))
 
 
+@pytest.mark.long
 def test_versions_of_a_host_before_are_deleted_and_those_of_another_database_are_not(setup, store, monkeypatch):
     storage = setup.config.storage.model_copy(update={"weights": True})
     setup.config = setup.config.model_copy(update={"storage": storage})

@@ -70,7 +70,9 @@ def test_a_script_trains_the_same_model_as_the_built_in_loop(
     assert [row[:2] for row in s.steps()] == [(1, "published"), (2, "published"), (3, "published")]
 
 
-@pytest.mark.parametrize("dies", ["update", "save", "publish"])
+@pytest.mark.parametrize(
+    "dies", [pytest.param("update", marks=pytest.mark.long), "save", pytest.param("publish", marks=pytest.mark.long)]
+)
 def test_a_script_that_dies_resumes_and_ends_where_an_undisturbed_one_does(
     s: Setup, dies: str, tmp_path: Path, tiny_model: Path, world: World
 ) -> None:

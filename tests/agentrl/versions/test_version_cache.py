@@ -137,6 +137,7 @@ def damage(path: Path) -> None:
     path.write_bytes(content)
 
 
+@pytest.mark.long
 def test_200_versions_with_missed_ones_and_anchors(tmp_path: Path) -> None:
     lineage = Lineage(tmp_path / "weights", 200, anchors=range(1, 201, 20), elements=40)
     rng = np.random.default_rng(0)

@@ -40,6 +40,7 @@ async def test_idle_engines_share_sessions(pool: EnginePool) -> None:
     assert len(used) == 2
 
 
+@pytest.mark.long
 async def test_sessions_spread_over_a_thousand_idle_engines(make: Callable[..., EnginePool]) -> None:
     pool = make(*(f"http://10.0.{n >> 8}.{n & 255}:30000" for n in range(1000)))
     for engine in pool.engines:

@@ -39,7 +39,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path, world: Wor
     return found
 
 
-@pytest.mark.parametrize("ranks", [2, 3])
+@pytest.mark.parametrize("ranks", [2, pytest.param(3, marks=pytest.mark.long)])
 def test_each_rank_reads_its_own_part(tmp_path: Path, setup: Setup, alone: list[list[float]], ranks: int) -> None:
     (tmp_path / "config.json").write_text(setup.config.model_dump_json())
     run_ranks("rank_batches.py", ranks, tmp_path, setup.proxy.url, "all")

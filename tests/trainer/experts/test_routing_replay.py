@@ -110,7 +110,10 @@ def test_a_step_reports_loads_and_disagreements(mixture: Path, world: World) -> 
     assert 0.5 < metrics["routing/load_entropy"] < 1
 
 
-@pytest.mark.parametrize("group", ["replica", "context", "experts"])
+@pytest.mark.parametrize(
+    "group",
+    ["replica", pytest.param("context", marks=pytest.mark.long), pytest.param("experts", marks=pytest.mark.long)],
+)
 def test_two_ranks_compute_what_one_does(mixture: Path, world: World, tmp_path: Path, group: str) -> None:
     """With checkpointing and the load-balancing loss, in float32: they divide weights, tokens, or experts."""
     run_ranks("rank_routing.py", 2, mixture, tmp_path, group)

@@ -169,7 +169,7 @@ def roll_a_step_back(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> list[dict
     return [row.metrics for row in setup.database.query(steps.of_run, setup.run_id)]
 
 
-@pytest.mark.parametrize("name", ["wandb", "trackio"])
+@pytest.mark.parametrize("name", ["wandb", pytest.param("trackio", marks=pytest.mark.long)])
 def test_a_resume_continues_the_same_run(setup: Setup, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     service = Service(monkeypatch, name)
     use(setup, MetricsConfig(**{name: EVERYWHERE.model_dump()[name]}))
@@ -190,7 +190,7 @@ def test_a_resume_continues_the_same_run(setup: Setup, monkeypatch: pytest.Monke
         assert first["project"] == "q"
 
 
-@pytest.mark.parametrize("name", ["wandb", "trackio"])
+@pytest.mark.parametrize("name", ["wandb", pytest.param("trackio", marks=pytest.mark.long)])
 def test_every_nth_step_sends_a_table_of_a_few_rollouts(
     setup: Setup, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:

@@ -15,6 +15,7 @@ WITHIN = 0.10
 SHORT = ["one rank, checkpointing"]
 
 
+@pytest.mark.long
 def test_the_predicted_peak_is_the_measured_one(tmp_path: Path) -> None:
     ratios = compared(SHORT, tmp_path)
     assert {name: ratio for name, ratio in ratios.items() if abs(ratio - 1) > WITHIN} == {}

@@ -36,7 +36,9 @@ def kept(setup: Setup) -> list[int]:
     return [int(folder.name[5:11]) for folder in checkpoint_folders.folders(setup.config.run_dir / "checkpoints")]
 
 
-@pytest.mark.parametrize("every", [1, 50, "auto"])
+@pytest.mark.parametrize(
+    "every", [1, pytest.param(50, marks=pytest.mark.long), pytest.param("auto", marks=pytest.mark.long)]
+)
 def test_every_second_step_leaves_a_folder_of_its_model(setup: Setup, every: Any) -> None:
     assert setup.train(checkpoint_every=every, save_every=2)
     assert saved(setup) == ["step-000002", "step-000004"]

@@ -50,7 +50,9 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made
 
 
-@pytest.mark.parametrize(("ranks", "cases"), [pytest.param(4, FOUR, id="four"), pytest.param(2, TWO, id="two")])
+@pytest.mark.parametrize(
+    ("ranks", "cases"), [pytest.param(4, FOUR, id="four", marks=pytest.mark.long), pytest.param(2, TWO, id="two")]
+)
 def test_any_layout_of_ranks_writes_the_version_of_one(
     root: Path, world: World, tmp_path: Path, ranks: int, cases: tuple[str, ...]
 ) -> None:

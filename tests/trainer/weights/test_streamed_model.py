@@ -133,7 +133,7 @@ def test_an_adapter_is_merged_or_written_by_itself(tmp_path: Path, world: World)
         torch.testing.assert_close(adapted(ids).logits, merged(ids).logits, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("case", ["1-2-1-1:qwen3:full+", "1-1-1-2:mixture:full+"])
+@pytest.mark.parametrize("case", [pytest.param("1-2-1-1:qwen3:full+", marks=pytest.mark.long), "1-1-1-2:mixture:full+"])
 def test_a_tensor_that_several_ranks_wrote_is_read_whole(tmp_path: Path, world: World, case: str) -> None:
     layout, name, kind = case.split(":")
     base = save(name, tmp_path / name)
