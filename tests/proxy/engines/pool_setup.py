@@ -93,5 +93,5 @@ async def eventually(condition: Callable[[], Any]) -> None:
             await asyncio.sleep(0.005)
 
 
-def soon() -> float:
-    return time.monotonic() + 10
+def soon(seconds: float = 10) -> float:
+    return time.monotonic() + seconds
