@@ -1,4 +1,4 @@
-"""What a trainer records at its start: its device, and what settings that are `auto` mean there."""
+"""Facts that a trainer records at its start: its device, and the values of settings that are `auto`."""
 
 from __future__ import annotations
 

@@ -105,7 +105,7 @@ class Passes:
         return self.router_aux_loss_coef * tokens / max(1.0, totals.tokens) * balance
 
     def _measured(self, m: Microbatch, logprobs_P: Tensor, entropy_P: Tensor) -> MeasuredOutputs | None:
-        """What the pass found at the masked outputs."""
+        """The facts that the pass found at the masked outputs."""
         if m.masked is None:
             return None
         where_M = m.masked.predictions_M

@@ -119,7 +119,7 @@ class Lineage:
         """Add an event with a start and an end to the run's timeline."""
 
     def started_with(self) -> dict[str, Any]:
-        """What the run's newest trainer has recorded at its start; nothing before the first."""
+        """The facts that the run's newest trainer recorded at its start; empty before the first."""
         return {}
 
     def finish(self) -> None:

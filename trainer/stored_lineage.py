@@ -220,7 +220,7 @@ class StoredLineage(Lineage):
         self.database.transact(events.record, self.run_id, kind, facts, "trainer", new_id())
 
     def started_with(self) -> Json:
-        """What the run's newest trainer has recorded at its start; nothing before the first."""
+        """The facts that the run's newest trainer recorded at its start; empty before the first."""
         recorded = self.database.query(events.newest_of, self.run_id, events.TRAINER_STARTED)
         return {} if recorded is None else dict(recorded.data)
 

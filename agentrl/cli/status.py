@@ -275,7 +275,7 @@ def _replica_state(found: Json, replica: Json, now: float) -> str:
 
 
 def _does(replica: Json) -> str:
-    """What a proxy or a worker says about itself: its host, and what it does."""
+    """A proxy's or worker's description of itself: its host and its work."""
     about = replica.get("about") or {}
     parts = [f"on {about['host']}"] if about.get("host") else []
     parts += [f"watches {about['watches']} engines"] if "watches" in about else []

@@ -98,7 +98,7 @@ def _shown(page: Page) -> Callable[[Request], Awaitable[Response]]:
 
 
 def _read(conn: Connection, page: Page, about: str | Runs | None, params: Mapping[str, str], query: Query) -> Any:
-    """What a page shows, and the mark of its run at that moment."""
+    """The content of a page, and the mark of its run at that moment."""
     mark = {"mark": change_mark.of_run(conn, about)} if page.template is not None and isinstance(about, str) else {}
     return page.read(conn, about, params, query) | mark
 

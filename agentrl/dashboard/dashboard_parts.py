@@ -39,7 +39,7 @@ class Read(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Dashboard:
-    """What the routes use. `secure` keeps the cookie to HTTPS."""
+    """The parts that the routes use. `secure` keeps the cookie to HTTPS."""
 
     read: Read
     door: Door

@@ -44,7 +44,7 @@ def render(template: str, **context: Any) -> str:
 
 
 def shown(value: Any) -> Any:
-    """What a template prints: text of bounded length, without control characters but line ends; numbers briefly."""
+    """The printed form of a value: text of bounded length, of control characters only line ends; numbers rounded."""
     if isinstance(value, Markup):
         return value
     if value is None:

@@ -1,4 +1,4 @@
-"""What a process keeps of the runs that somebody looks at, so that a page reads only what is new."""
+"""A process's memory of the runs that are viewed, so that a page reads only new rows."""
 
 from __future__ import annotations
 

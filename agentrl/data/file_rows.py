@@ -148,4 +148,4 @@ def _pyarrow(name: str) -> tuple[Any, Any]:
 
 
 DAMAGED = (OSError, EOFError, zlib.error)
-"""What a file that cannot be read raises: `gzip` reports damage by the last two."""
+"""The errors of reading a file: `gzip` reports damage by the last two."""

@@ -18,7 +18,7 @@ WARM, COLD = 1.0, 0.5
 """Temperatures. At the second one, logprobs are twice as far apart."""
 LIKELIEST = 5
 LEAST_SPREAD = 0.2
-"""Of the likeliest tokens' logprobs, in nats; below it, noise would hide what the temperature does."""
+"""The least spread of the likeliest tokens' logprobs, in nats. Below it, noise hides the effect of the temperature."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

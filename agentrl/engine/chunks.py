@@ -1,4 +1,4 @@
-"""What an engine reports while it samples: chunks of new tokens, with the weight versions that sampled them."""
+"""Chunks of new tokens, which an engine reports while it samples, with the weight versions that sampled them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the proxy, the publisher and the supervisor need of an engine, whatever server it is."""
+"""The protocol of engines: what the proxy, the publisher and the supervisor call, for any inference server."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ RELEASED, RELOADING = WITHOUT_WEIGHTS
 
 
 class Memory(StrEnum):
-    """What a server has in its GPU memory."""
+    """The contents of a server's GPU memory."""
 
     HELD = "held"  # weights and KV cache
     RELEASED = RELEASED  # neither; it is paused, and its weights must be loaded again
@@ -59,7 +59,7 @@ class Health(StrEnum):
 
 
 class Capability(StrEnum):
-    """What a server may be able to do, beside sampling tokens with logprobs."""
+    """An optional ability of a server. All servers sample tokens with logprobs."""
 
     WEIGHTS = "weights"  # loads weights from a folder, verifiably
     EARLY_SPANS = "early spans"  # each event has the exact versions of its tokens, not only the last one
@@ -237,7 +237,7 @@ class EngineClient(Samples, HoldsWeights, TakesTensors, PreparesVersions, Protoc
     backend: str  # its name in `BACKENDS`
 
     async def capabilities(self) -> frozenset[Capability]:
-        """What the server can do. Raises EngineUnavailable without an answer."""
+        """The abilities of the server. Raises EngineUnavailable without an answer."""
 
     async def server_facts(self) -> ServerFacts:
         """The server's release and limits. Raises EngineRejected when a server of another kind answers."""

@@ -39,7 +39,7 @@ RULES = {
 }
 COLOUR = re.compile(r"\x1b\[([0-9;]+)m(.*?)\x1b\[0m", re.DOTALL)
 MARKS = {"41": "[{}]", "43": "[{}]", "42": "[*]", "34;1": "<{}>", "35": "{{{}}}"}
-"""What a coloured cell means, as text: the player or the taxi, the passenger, the destination."""
+"""The meaning of a coloured cell, as text: the player or the taxi, the passenger, the destination."""
 
 
 def episodes(

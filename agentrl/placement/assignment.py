@@ -18,7 +18,7 @@ TRAINER = "trainer"
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """What a part has on one host. `gpus` is empty on a CPU."""
+    """The resources of a part on one host. `gpus` is empty on a CPU."""
 
     host: str
     gpus: tuple[str, ...]

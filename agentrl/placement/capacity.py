@@ -14,7 +14,7 @@ from agentrl.placement.part_spec import Need, PartSpec
 
 @dataclass(frozen=True, slots=True)
 class Capacity:
-    """What a host has in all, also where others use it now."""
+    """All resources of a host, those in use by others included."""
 
     gpus: float = 0
     cpus: float = 0

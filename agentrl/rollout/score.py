@@ -1,4 +1,4 @@
-"""What an agent returns: rewards, and which of its tokens train."""
+"""The result of an agent: rewards, and which of its tokens train."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ Ended = Literal["exit", "time", "output"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Limits:
-    """What a command may use."""
+    """The limits of a command."""
 
     time_s: float = 10.0
     """Wall time. Each process may also compute for this long."""

@@ -37,7 +37,7 @@ CHECKED_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class News:
-    """What a replica reads each second."""
+    """The changes that a replica reads each second."""
 
     at: float  # when it was read, by the database's clock
     version: int  # the run's

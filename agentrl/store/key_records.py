@@ -136,7 +136,7 @@ def resolve(conn: Connection, run_id: str, which: str) -> Json:
 
 
 def find(conn: Connection, run_id: str, key_hash: str) -> Key | None:
-    """What a key opens; None for a key that the run never had."""
+    """The access that a key gives; None for an unknown key."""
     row = conn.execute(select(keys).where(keys.c.run_id == run_id, keys.c.key_hash == key_hash)).first()
     if row is not None:
         return _key(row)

@@ -28,7 +28,7 @@ DEATHS_KEPT = 100
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """What a part's ranks are to do. `failure`: the part was given up."""
+    """The orders for a part's ranks. `failure`: the part was given up."""
 
     wanted: str
     attempt: int
@@ -86,7 +86,7 @@ def find(conn: Connection, run_id: str, part: str) -> Row[Any] | None:
 
 
 def order(conn: Connection, run_id: str, part: str) -> Order | None:
-    """What a part's ranks are to do; None when the run has no such part."""
+    """The orders for a part's ranks; None when the run has no such part."""
     row = find(conn, run_id, part)
     return row and Order(row.wanted, row.attempt, row.failure)
 

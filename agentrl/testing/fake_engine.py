@@ -43,7 +43,7 @@ from agentrl.testing.server_thread import ServerThread
 from agentrl.versions.version_cache import VersionCache
 
 RELEASE = "0.5.23"
-"""Of the SGLang that it imitates."""
+"""The release of SGLang that it imitates."""
 
 
 class FakeEngine(Controls):

@@ -25,9 +25,9 @@ from agentrl.testing.replies import Reply, RunningReply
 from agentrl.testing.vllm_replies import PREFIX, event_of, in_sglangs_words, problem_of, usage_of
 
 RELEASE = "0.32.0"
-"""Of the vLLM that it imitates."""
+"""The release of vLLM that it imitates."""
 FRESH = "default"
-"""The label of weights that nobody has labelled."""
+"""The label of weights before a label is set."""
 CORE_DIED = "EngineCore encountered an issue. See stack trace (above) for the root cause."
 MODES = ("abort", "wait", "keep")
 PROMISES = frozenset(Capability) - {
@@ -38,7 +38,7 @@ PROMISES = frozenset(Capability) - {
     Capability.MEMORY,
     Capability.EXPERTS,
 }
-"""What a server that agentrl started can do, beside adapters."""
+"""The abilities of a server that agentrl started, except adapters."""
 
 
 class FakeVLLM(FakeEngine):

@@ -196,7 +196,7 @@ class VersionCache:
 
 
 def _first(ways: Iterable[T], take: Callable[[T], Path]) -> Path:
-    """What the first way gives that works. Raises the error of the first when none does, and a CacheError at once."""
+    """The result of the first way that works. If none does, raises the first one's error; a CacheError at once."""
     problem: StorageError | None = None
     for way in ways:
         try:

@@ -67,7 +67,7 @@ class EngineRecords:
         return None if found is None else (found[0], RecordedFolder(found[1], found[2]))
 
     async def wanted(self, reported: int | None) -> Wanted:
-        """What an engine should have in its memory if it reports `reported`: `publishes.version_to_serve`.
+        """The version and adapters that an engine should hold if it reports `reported`: `publishes.version_to_serve`.
 
         An engine that reports the run's version, as of the last `read_fleet`, needs no query, unless a trainer has the
         engines' GPU memory. While a version is published, one query between two reads answers for all engines with it.

@@ -38,7 +38,7 @@ class JoinBody(EngineBody):
 
     lease_s: Annotated[float, Field(ge=1, le=3600, allow_inf_nan=False)] = 30.0
     key_digest: Annotated[str, Field(max_length=64)] | None = None
-    """Of an engine that requires the key derived from the admin key and its URL: the key's SHA-256."""
+    """The SHA-256 of the key of an engine that requires the key derived from the admin key and its URL."""
     backend: BackendName | None = None
     """The kind of the engine's server; null: the run's `engine.backend`."""
 

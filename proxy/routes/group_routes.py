@@ -61,7 +61,7 @@ class OwnerBody(Body):
 
 
 class About(Body):
-    """What a worker says about itself."""
+    """A worker's description of itself."""
 
     host: str = Field(default="", max_length=255)
     pid: int = Field(default=0, ge=0, le=MAX_INT32)

@@ -139,7 +139,7 @@ def own_returns(trajectory: Credited, algorithm: Algorithm) -> Float64:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """What an episode's returns are compared with."""
+    """The baseline of an episode's returns."""
 
     penalty: float  # added to its returns
     baseline: float

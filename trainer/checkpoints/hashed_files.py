@@ -25,7 +25,7 @@ METADATA = ".metadata"
 
 @dataclass(frozen=True)
 class HashedResult(WriteResult):
-    """What a rank reports of one tensor, with the SHA-256 (hexadecimal) of the rank's files by name."""
+    """A rank's facts of one tensor, with the SHA-256 (hexadecimal) of the rank's files by name."""
 
     sha256: Mapping[str, str]
 

@@ -38,7 +38,7 @@ class Router:
 
 @dataclass(slots=True)
 class Choice:
-    """What a router chose in one pass."""
+    """The choices of a router in one pass."""
 
     router: int  # its number among the model's routers
     experts: int

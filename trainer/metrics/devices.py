@@ -78,7 +78,7 @@ DEVICES = (
     Device("RTX-4090-24", "RTX 4090", "", 165, 23.6, 1008, PCIE4, 450),
     Device("RTX-3090-24", "RTX 3090", "", 71, 23.6, 936, PCIE4, 350),
 )
-"""Of one product, the form to assume where nothing tells comes first."""
+"""Of the forms of one product, the one that is assumed without further facts comes first."""
 
 
 def labelled(label: str) -> Device:

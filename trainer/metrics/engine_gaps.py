@@ -29,7 +29,7 @@ Turn = tuple[str, int]
 
 @dataclass(slots=True)
 class CallGaps:
-    """Of each call: the number of compared tokens, and the sum of their |d|. On this rank."""
+    """The number of compared tokens of each call, and the sum of their |d|, on this rank."""
 
     of: dict[Turn, tuple[int, float]] = field(default_factory=dict)
 

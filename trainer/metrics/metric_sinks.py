@@ -33,7 +33,7 @@ STEP = "step"
 
 
 Logged = Mapping[str, float] | SampleTable
-"""What a step logs: its metrics, or a table of its rollouts."""
+"""A step's log entry: its metrics, or a table of its rollouts."""
 
 
 class Sink(Protocol):

@@ -29,7 +29,7 @@ EFFICIENCY = 0.8
 
 @dataclass(frozen=True, slots=True, order=True)
 class Route:
-    """What a message is, and between whom."""
+    """The kind of a message, and its ranks."""
 
     kind: str
     ranks: int

@@ -1,4 +1,4 @@
-"""What a step of all layers takes, from two traces of few layers: each further layer adds the same amount.
+"""Estimates a step of all layers from two traces of few layers: each further layer adds the same amount.
 
 This holds for the memory of each part of the step, not for its peak, which may move to another part. The bottom and top
 blocks are parts of their own. Between them memory rises or falls steadily, so its peak is at an end.

@@ -20,7 +20,7 @@ from torch.utils._pytree import tree_leaves
 
 
 class Holds(StrEnum):
-    """What a storage holds."""
+    """The contents of a storage."""
 
     PARAMETERS = "parameters"
     GRADIENTS = "gradients"

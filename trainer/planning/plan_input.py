@@ -1,4 +1,4 @@
-"""What a plan is made of: the GPUs, the model's shape and the trajectories, from a configuration and from options."""
+"""The input of a plan: the GPUs, the model's shape and the trajectories, from a configuration and from options."""
 
 from __future__ import annotations
 

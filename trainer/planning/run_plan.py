@@ -60,7 +60,7 @@ class EnginePlan:
 
 @dataclass(frozen=True, slots=True)
 class RunPlan:
-    """What a run takes on a cluster."""
+    """The memory, time and messages of a run on a cluster."""
 
     model: str
     shape: dict[str, Any] = field(repr=False)

@@ -1,4 +1,4 @@
-"""What a traced step means on given GPUs: whether it fits, how long it takes, and what it moves.
+"""Judges a traced step on given GPUs: whether it fits, how long it takes, and the bytes that it moves.
 
 seconds = scoring + first microbatch + (n − 1) · further microbatches + optimizer
 a phase = longer of (arithmetic and memory traffic, gathering and reducing shards) + collectives that it waits for

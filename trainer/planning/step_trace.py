@@ -43,7 +43,7 @@ FIRST, LAST, OPTIMIZER = "first", "last", "optimizer"
 
 @dataclass(frozen=True, slots=True)
 class Effort:
-    """What a phase takes on one rank."""
+    """The operations, memory and messages of a phase on one rank."""
 
     flops: float = 0.0
     seconds: float = 0.0  # by roofline, without collectives

@@ -34,7 +34,7 @@ FLOAT32, BFLOAT16 = 4, 2
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RankDevice:
-    """What a rank computes on."""
+    """The device of a rank."""
 
     kind: str  # `cpu` or `cuda`
     memory_bytes: int = 0  # of one GPU, for the trainer alone

@@ -55,7 +55,7 @@ def resolved(
 
 
 def rank_device(world: World, share: float) -> RankDevice:
-    """What the ranks compute on; of several sizes the smallest. Collective."""
+    """The device of the ranks; of several sizes of memory the smallest. Collective."""
     if world.device.type != "cuda":
         return RankDevice(kind="cpu")
     memory = int(torch.cuda.get_device_properties(world.device).total_memory)
@@ -64,7 +64,7 @@ def rank_device(world: World, share: float) -> RankDevice:
 
 
 def facts_of(config: UpdateConfig, world: World) -> Json:
-    """What a trainer's start is recorded with."""
+    """The facts that are recorded of a trainer's start."""
     name = torch.cuda.get_device_name(world.device) if world.device.type == "cuda" else "CPU"
     facts = {
         "device": name,

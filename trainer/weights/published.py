@@ -1,4 +1,4 @@
-"""What the trainer knows about a version that it has written."""
+"""The trainer's facts about a version that it has written."""
 
 from __future__ import annotations
 

@@ -62,7 +62,7 @@ def write(
 
 
 def facts_of(found: Checkpoint, run: str) -> dict[str, Any]:
-    """What an exported folder says about its checkpoint."""
+    """The facts of a checkpoint in its exported folder."""
     record = found.record
     facts = {"run": run, "step": record.step, "step_id": record.batch.step_id, "version": record.version}
     return {**facts, "digest": found.digest}

@@ -45,7 +45,7 @@ TENSOR_ENDS = (".safetensors", ".bin")
 
 @dataclass(frozen=True, slots=True)
 class ShareFacts:
-    """What a rank has stored of a version; `error` says why it could not."""
+    """The parts of a version that a rank has stored; `error` says why it could not."""
 
     tensors: list[TensorFacts] = field(default_factory=list)
     digests: dict[str, str] = field(default_factory=dict)
@@ -100,7 +100,7 @@ class VersionWriter:
         return wanted(self.config, self.dtype.itemsize, prepares, None if self._parent is None else self._since_whole)
 
     def _kept(self, stream: Stream, folder: Path) -> Published:
-        """What a folder has that was written from these parameters. The next version is then no delta of it."""
+        """The facts of a folder that was written from these parameters. The next version is then no delta of it."""
         self._forget()
         digests = self._digests(stream)
         pump(stream.chunks(), digests.add)

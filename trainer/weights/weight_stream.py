@@ -80,7 +80,7 @@ class Stream:
 
 
 def _chunks(piece: Piece, whole: Sequence[Tensor]) -> list[Chunk]:
-    """What a unit's gathered parameters make."""
+    """The chunks of a unit's gathered parameters."""
     unit = piece.unit
     if unit.convert is None:
         (output,), (data,) = unit.outputs, whole

@@ -1,4 +1,4 @@
-"""What an engine is asked to prepare, and how far it is: the bodies of the `/agentrl/` routes.
+"""Orders to prepare a version, and the state of the preparation: the bodies of the `/agentrl/` routes.
 
 none ──prepare──► fetching ──► staging ──► ready ──swap──► none
                       └───────────┴──► failed                     prepare of another name: fetching

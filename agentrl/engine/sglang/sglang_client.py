@@ -118,7 +118,7 @@ class SGLangClient(WeightControls, PreparedControls):
         raise EngineDied(f"{self.url} ended the stream of {rid} before its finish reason")
 
     async def capabilities(self) -> frozenset[Capability]:
-        """What the server can do. Raises EngineUnavailable without an answer."""
+        """The abilities of the server. Raises EngineUnavailable without an answer."""
         info = await self._call("GET", "/server_info")
         found = {
             Capability.WEIGHTS,

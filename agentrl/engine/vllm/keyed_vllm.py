@@ -120,7 +120,7 @@ def check_version(version: str) -> None:
 
 
 def capabilities(args: Any) -> list[str]:
-    """What a server with these arguments can do."""
+    """The abilities of a server with these arguments."""
     found = [*ALWAYS, *([Capability.ADAPTERS] if args.enable_lora else [])]
     return [capability.value for capability in found]
 

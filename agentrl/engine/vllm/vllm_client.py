@@ -30,7 +30,7 @@ from agentrl.errors import EngineDied, EngineError, EngineRejected, EngineUnavai
 
 
 class Logprobs(StrEnum):
-    """What a server's logprobs are of."""
+    """The distribution of a server's logprobs."""
 
     FULL = "full"  # the whole distribution, after temperature, biases, penalties and grammars
     RESTRICTED = "restricted"  # what top-p, top-k and min-p leave of it
@@ -100,7 +100,7 @@ class VLLMClient(WeightRoutes):
         raise EngineDied(f"{self.url} ended the stream of {rid} before its finish reason")
 
     async def capabilities(self) -> frozenset[Capability]:
-        """What the server can do. Raises EngineUnavailable without an answer."""
+        """The abilities of the server. Raises EngineUnavailable without an answer."""
         try:
             promises = (await self._call("GET", PROMISES)).get("capabilities", [])
         except EngineRejected as error:
@@ -111,7 +111,7 @@ class VLLMClient(WeightRoutes):
         return frozenset(known[name] for name in promises if name in known)
 
     async def _stock_capabilities(self) -> frozenset[Capability]:
-        """What a server that agentrl did not start can do, by the routes that it has."""
+        """The abilities of a server that agentrl did not start, judged by its routes."""
         paths = (await self._call("GET", "/openapi.json")).get("paths", {})
         routes = {"/pause": Capability.PAUSES, "/v1/load_lora_adapter": Capability.ADAPTERS}
         return frozenset({Capability.GRAMMARS, *(can for path, can in routes.items() if path in paths)})

@@ -37,7 +37,7 @@ class ServerRoutes:
         return _json({"is_paused": engine.agentrl_paused})
 
     async def promises(self, request: Any) -> Any:
-        """What the server can do."""
+        """The abilities of the server."""
         return _json(self._promises)
 
     async def digests(self, request: Any) -> Any:

@@ -23,7 +23,7 @@ LONGEST_ERROR = 1_500
 
 
 class Environment(Protocol):
-    """What a program offers, made of its settings. It is an asynchronous context manager too."""
+    """A program's environment, made from its settings. It is an asynchronous context manager too."""
 
     def tasks(self) -> Iterable[dict[str, Any]]:
         """The environment's tasks."""

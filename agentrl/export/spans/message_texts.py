@@ -16,7 +16,7 @@ from agentrl.domain.schemas import Json
 from agentrl.export.spans.span_parts import CUT, JsonText
 
 FRAME_BYTES = 48
-"""What a part or a message costs beside its text."""
+"""Bytes of a part or a message beside its text."""
 
 
 class _Room:

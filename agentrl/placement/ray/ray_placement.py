@@ -196,5 +196,5 @@ def _on_bundle(group: Any, rank: int) -> Any:
 
 
 def _capacity(resources: Mapping[str, float]) -> Capacity:
-    """What a node has, by Ray's names of it."""
+    """The resources of a node, by Ray's names."""
     return Capacity(resources.get("GPU", 0), resources.get("CPU", 0), resources.get("memory", 0) / GB)

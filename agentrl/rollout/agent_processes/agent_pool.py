@@ -26,7 +26,7 @@ from agentrl.rollout.rewards.scored_agent import agent_of
 from agentrl.rollout.score import Result
 
 PASSED_ON = ("base_url", "api_key", "is_eval", "group_id")
-"""What an agent's `extra` is made of in its process."""
+"""The data from which an agent's process makes its `extra`."""
 
 
 class PlacedAgent:

@@ -22,7 +22,7 @@ _pools: dict[tuple[str, int], asyncio.Task[RewardPool]] = {}
 
 
 class NamedFunction:
-    """What a process of the pool runs: the function of a name, with any arguments."""
+    """The function that a process of the pool runs, by its name, with any arguments."""
 
     def __init__(self, name: str) -> None:
         self._function = load_object(name, "AsyncRewardWrapper")

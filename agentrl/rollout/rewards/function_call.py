@@ -1,4 +1,4 @@
-"""What a reward function is given: arguments chosen by the names of its parameters.
+"""The arguments of a reward function, chosen by the names of its parameters.
 
     score(completion, answer)                          names of ours, and of the task's fields
     score(prompt, completions, prompt_ids, completion_ids, **data)             AReaL's names

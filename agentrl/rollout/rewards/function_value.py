@@ -67,7 +67,7 @@ def value_of(result: object) -> Value:
 
 
 def listed_of_batch(result: object, count: int) -> list[object]:
-    """What a function returned for each of the `count` answers of a batch. Raises BadValue."""
+    """The values that a function returned, one for each of the `count` answers of a batch. Raises BadValue."""
     tolist = getattr(result, "tolist", None)  # an array or a tensor
     listed = tolist() if callable(tolist) else result
     if not isinstance(listed, Sequence) or isinstance(listed, str) or len(listed) != count:

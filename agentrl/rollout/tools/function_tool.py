@@ -56,7 +56,7 @@ class FunctionTool:
 
     @cached_property
     def signature(self) -> ToolSignature:
-        """What the model may pass. Raises UserError for a signature that has no schema."""
+        """The JSON schema of the arguments. Raises UserError for a signature that has no schema."""
         return ToolSignature(self.function, self.name, is_method=self.is_method)
 
     @property

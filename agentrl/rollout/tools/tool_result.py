@@ -1,4 +1,4 @@
-"""What a tool is told about its episode, what it returns, and how it fails."""
+"""The context, the results and the errors of tools."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class ToolBroken(AgentRLError):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ToolResult:
-    """What a call of a tool returns.
+    """The result of a tool call.
 
     `reward` is credited to the model call that called the tool. `end` ends the loop after this turn. `error` says that
     the call failed.
@@ -65,7 +65,7 @@ class OpenTool:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class UserTurn:
-    """What a simulated user answers. `over` ends the episode; `reward` is credited to the model's last call."""
+    """The answer of a simulated user. `over` ends the episode; `reward` is credited to the model's last call."""
 
     text: str
     over: bool = False

@@ -21,7 +21,9 @@ MAX_PROBLEMS = 8
 
 
 class ToolSignature:
-    """What a function takes from the model. `schema` describes it; `context_name` is the parameter for ToolContext."""
+    """The arguments that a function takes from the model, described by `schema`. `context_name` is the parameter for
+    ToolContext.
+    """
 
     def __init__(self, function: Callable[..., Any], name: str, *, is_method: bool = False) -> None:
         parameters = _parameters(function, name)

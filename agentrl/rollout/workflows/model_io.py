@@ -1,4 +1,4 @@
-"""What a workflow asks the engine for, and what it gets. The names are AReaL's."""
+"""A workflow's requests to the engine, and the responses. The names are AReaL's."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from agentrl.rollout.workflows.model_io import ModelRequest, ModelResponse
 
 
 class GenerationEngine(Protocol):
-    """What a workflow samples with."""
+    """The engine that a workflow samples with."""
 
     async def agenerate(self, req: ModelRequest) -> ModelResponse:
         """Sample one answer to a prompt of token ids."""

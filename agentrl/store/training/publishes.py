@@ -18,7 +18,7 @@ from agentrl.store.training import version_states
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What an engine should have in its memory."""
+    """The version and adapters that an engine should hold."""
 
     version: int  # that it should serve when it has weights
     released: bool = False  # it should have no weights now: it is the trainer's turn on the GPUs, or a publish begins

@@ -187,6 +187,6 @@ def with_tokens(conn: Connection, outlines: Sequence[Outline], *, routing: bool)
 
 
 def ages_in(outlines: Sequence[Outline], ages: Mapping[int, int]) -> dict[int, int]:
-    """Of the ages of versions, those of versions that sampled some trajectories."""
+    """The ages of the versions that sampled some trajectories."""
     seen = {version for one in outlines for version in one.sampled[:, 1].tolist()}
     return {version: age for version, age in ages.items() if version in seen}

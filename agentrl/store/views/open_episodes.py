@@ -47,7 +47,7 @@ def lanes(conn: Connection, rows: Sequence[Json]) -> list[Json]:
 
 
 def waits_for(calls: Sequence[Json]) -> str:
-    """What an open session waits for: its model call, or whatever its agent does between calls."""
+    """What an open session waits for: its model call, or its agent between calls."""
     if not calls:
         return "its first call"
     newest = calls[-1]

@@ -30,7 +30,7 @@ def of_run(conn: Connection, run_id: str) -> Json:
 
 
 def _sessions(conn: Connection, run_id: str, first: str, end: str) -> Json:
-    """Of the newest ended training sessions: how many failed, the most frequent error, and since when all fail."""
+    """The failures among the newest ended training sessions: count, most frequent error, and since when all fail."""
     s = sessions.c
     rows = conn.execute(
         select(s.id, s.status, s.error, s.ended_at)
@@ -54,7 +54,7 @@ def _sessions(conn: Connection, run_id: str, first: str, end: str) -> Json:
 
 
 def _calls(conn: Connection, run_id: str, first: str, end: str) -> Json:
-    """Of the newest calls: forks by reason, ends at the length limit, and errors."""
+    """The faults among the newest calls: forks by reason, ends at the length limit, and errors."""
     c = interactions.c
     rows = conn.execute(
         select(c.session_id, c.status, c.fork_reason, c.finish_reason, c.error)
@@ -76,7 +76,7 @@ def _calls(conn: Connection, run_id: str, first: str, end: str) -> Json:
 
 
 def _tools(conn: Connection, run_id: str, first: str, end: str) -> list[Json]:
-    """Of the tool results in the newest prompts: how many each tool gave, and how many of them are errors."""
+    """Tool results in the newest prompts: the count by tool, and the errors among them."""
     c, parent = interactions.c, interaction_data.alias("parent_data")
     rows = conn.execute(
         select(c.session_id, interaction_data.c.new_messages, parent.c.answer)

@@ -53,7 +53,7 @@ class Phrase:
 def calls_with(
     conn: Connection, session_ids: Sequence[str], phrase: Phrase | None, tool: str | None, *, most: int, deadline: float
 ) -> tuple[dict[str, Json], str | None]:
-    """Of these sessions, newest first: at most `most` whose calls hold the phrase and call the tool, with a snippet.
+    """At most `most` of these sessions, newest first, whose calls hold the phrase and call the tool, with a snippet.
 
     Also returns the id of the last session that was looked at, if the deadline or `most` came before the end; None
     otherwise. One session is looked at in any case: of a very long one, as much as the time allows.

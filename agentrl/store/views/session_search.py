@@ -37,7 +37,7 @@ STATUSES = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Wanted:
-    """What a session must have; None: anything."""
+    """The conditions on a session; None: no condition."""
 
     text: str | None = None
     tool: str | None = None

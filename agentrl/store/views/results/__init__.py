@@ -1,1 +1,1 @@
-"""What a run has made, as pages show it: steps with their batches, groups and episodes, tasks, evaluations."""
+"""The results of a run, as pages show them: steps with their batches, groups and episodes, tasks, evaluations."""
