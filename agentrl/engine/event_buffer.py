@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+DONE = b"[DONE]"
+"""The payload of the event that ends a stream."""
+
 
 class EventBuffer:
     """Splits a server-sent event stream into the payloads of its `data:` lines."""

@@ -9,39 +9,30 @@ spans of all tokens. Missing ids, logprobs or versions raise EngineError.
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
 
-import aiohttp
 import orjson
 
 from agentrl.domain.schemas import Json
 from agentrl.domain.tokens import TokenIds
 from agentrl.engine.chunks import Adapter, Chunk
-from agentrl.engine.control.control_requests import decode, failed, late, refusal
+from agentrl.engine.control.answer_streams import AnswerStreams
+from agentrl.engine.control.control_requests import decode
 from agentrl.engine.control.prepared_controls import PreparedControls
 from agentrl.engine.engine_client import Capability, Health, PauseMode, ServerFacts
-from agentrl.engine.event_buffer import EventBuffer
+from agentrl.engine.event_buffer import DONE
 from agentrl.engine.sampling_params import NAMES
 from agentrl.engine.sglang.sglang_events import ChunkReader
 from agentrl.engine.sglang.weight_controls import WeightControls
-from agentrl.engine.wire import NotConnected, Wire
-from agentrl.errors import EngineDied, EngineError, EngineRejected, EngineUnavailable
-
-ROUTING_HEADER = "X-SMG-Routing-Key"
+from agentrl.errors import EngineError, EngineRejected, EngineUnavailable
 
 
-class SGLangClient(WeightControls, PreparedControls):
+class SGLangClient(AnswerStreams, WeightControls, PreparedControls):
     """A client of one server with its `key`. `http` belongs to the caller and may be shared; `close` ends
     the streams.
     """
 
     backend = "sglang"
-
-    def __init__(
-        self, url: str, http: aiohttp.ClientSession, *, key: str | None = None, timeout_s: float = 600.0
-    ) -> None:
-        super().__init__(url, http, key=key)
-        self._timeout_s = timeout_s
-        self._wire = Wire(self.url, self._headers)
 
     async def generate(
         self,
@@ -86,36 +77,20 @@ class SGLangClient(WeightControls, PreparedControls):
             body["extra_key"] = cache_key
         if experts_from is not None:
             body |= {"return_routed_experts": True, "routed_experts_start_len": experts_from}
-        headers = {ROUTING_HEADER: routing_key} if routing_key is not None else {}
-        where, seconds = f"{self.url}/generate", timeout_s or self._timeout_s
-        events, reader, response, ended = EventBuffer(), ChunkReader(adapter), None, False
+        reader = ChunkReader(adapter)
+
+        def read(event: bytes) -> Chunk | None:
+            return None if event == DONE else reader.read(decode(event))
+
         try:
-            response = await self._wire.post("/generate", orjson.dumps(body), headers, seconds)
-            if response.status >= 400:
-                raise refusal(where, response.status, await response.rest())
-            while data := await response.more():
-                for event in events.feed(data):
-                    if event == b"[DONE]":
-                        continue
-                    chunk = reader.read(decode(event))
-                    ended = chunk.finish_reason is not None
+            stream = self._chunks("/generate", body, read, rid=rid, routing_key=routing_key, timeout_s=timeout_s)
+            async with aclosing(stream) as chunks:
+                async for chunk in chunks:
                     yield chunk
-                    if ended:
-                        return
         except EngineRejected as error:
             if adapter is not None and adapter.name in str(error):
                 raise EngineUnavailable(f"{self.url} has lost adapter {adapter.name}: {error}") from error
             raise
-        except TimeoutError as error:
-            raise late(where, seconds) from error
-        except NotConnected as error:
-            raise failed(where, error) from error
-        except OSError as error:
-            raise EngineDied(f"{where} failed: {error}") from error
-        finally:
-            if response is not None:
-                self._wire.release(response, ending=ended)
-        raise EngineDied(f"{self.url} ended the stream of {rid} before its finish reason")
 
     async def capabilities(self) -> frozenset[Capability]:
         """The abilities of the server. Raises EngineUnavailable without an answer."""
@@ -145,14 +120,6 @@ class SGLangClient(WeightControls, PreparedControls):
         if not isinstance(release, str):
             raise EngineRejected(f"{self.url}/server_info does not answer as SGLang")
         return ServerFacts(release=release, context_tokens=await self._context_tokens())
-
-    def hang_up(self) -> None:
-        """Close all streams of a hanging server; they raise EngineUnavailable."""
-        self._wire.hang_up()
-
-    def close(self) -> None:
-        """Close all streams and connections."""
-        self._wire.close()
 
     async def abort(self, rid: str) -> None:
         """Stop a request; its stream ends with finish reason `abort`. Unknown ids are ignored."""

@@ -11,21 +11,23 @@ do. Another one is sampled from, paused and labelled by vLLM's routes, which nee
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
 from enum import StrEnum
+from functools import partial
 
 import orjson
 
 from agentrl.domain.schemas import Json
 from agentrl.domain.tokens import TokenIds
 from agentrl.engine.chunks import Adapter, Chunk
-from agentrl.engine.control.control_requests import decode, failed, late, refusal
+from agentrl.engine.control.answer_streams import AnswerStreams
+from agentrl.engine.control.control_requests import decode, refusal
 from agentrl.engine.engine_client import Capability, Health, PauseMode, ServerFacts
-from agentrl.engine.event_buffer import EventBuffer
+from agentrl.engine.event_buffer import DONE
 from agentrl.engine.vllm.vllm_events import AnswerReader, refused
 from agentrl.engine.vllm.vllm_params import has_grammar, is_restricted, translated
-from agentrl.engine.vllm.vllm_paths import ABORT, ABORT_ANY, GENERATE, NOT_FOUND, PROMISES, READY, ROUTING_HEADER
+from agentrl.engine.vllm.vllm_paths import ABORT, ABORT_ANY, GENERATE, NOT_FOUND, PROMISES, READY
 from agentrl.engine.vllm.vllm_weights import OURS, WeightRoutes
-from agentrl.engine.wire import NotConnected
 from agentrl.errors import EngineDied, EngineError, EngineRejected, EngineUnavailable
 
 
@@ -37,7 +39,7 @@ class Logprobs(StrEnum):
     RAW = "raw"  # the model's own distribution
 
 
-class VLLMClient(WeightRoutes):
+class VLLMClient(AnswerStreams, WeightRoutes):
     """A client of one server with its `key`. `http` belongs to the caller and may be shared; `close` ends the
     streams.
     """
@@ -70,34 +72,20 @@ class VLLMClient(WeightRoutes):
             body["model"] = adapter.name
         if cache_key is not None:
             body["cache_salt"] = cache_key
-        headers = {ROUTING_HEADER: routing_key} if routing_key is not None else {}
         await self._check_meaning(sampling_params)
-        where, seconds = f"{self.url}{GENERATE}", timeout_s or self._timeout_s
         bound = has_grammar(sampling_params)
-        events, reader, response, ended = EventBuffer(), AnswerReader(adapter, bound=bound), None, False
-        try:
-            response = await self._wire.post(GENERATE, orjson.dumps(body), headers, seconds)
-            if response.status >= 400:
-                raise _refusal(where, response.status, await response.rest(), adapter, bound=bound)
-            while data := await response.more():
-                for event in events.feed(data):
-                    chunk = reader.end() if event == b"[DONE]" else reader.read(decode(event))
-                    if chunk is None:
-                        continue
-                    ended = chunk.finish_reason is not None
-                    yield chunk
-                    if ended:
-                        return
-        except TimeoutError as error:
-            raise late(where, seconds) from error
-        except NotConnected as error:
-            raise failed(where, error) from error
-        except OSError as error:
-            raise EngineDied(f"{where} failed: {error}") from error
-        finally:
-            if response is not None:
-                self._wire.release(response, ending=ended)
-        raise EngineDied(f"{self.url} ended the stream of {rid} before its finish reason")
+        reader = AnswerReader(adapter, bound=bound)
+
+        def read(event: bytes) -> Chunk | None:
+            return reader.end() if event == DONE else reader.read(decode(event))
+
+        refused_by = partial(_refusal, adapter=adapter, bound=bound)
+        stream = self._chunks(
+            GENERATE, body, read, rid=rid, routing_key=routing_key, timeout_s=timeout_s, refused=refused_by
+        )
+        async with aclosing(stream) as chunks:
+            async for chunk in chunks:
+                yield chunk
 
     async def capabilities(self) -> frozenset[Capability]:
         """The abilities of the server. Raises EngineUnavailable without an answer."""
@@ -141,14 +129,6 @@ class VLLMClient(WeightRoutes):
         if not isinstance(release, str):
             raise EngineRejected(f"{self.url}/version does not answer as vLLM")
         return ServerFacts(release=release, context_tokens=await self._context_tokens())
-
-    def hang_up(self) -> None:
-        """Close all streams of a hanging server; they raise EngineUnavailable."""
-        self._wire.hang_up()
-
-    def close(self) -> None:
-        """Close all streams and connections."""
-        self._wire.close()
 
     async def abort(self, rid: str) -> None:
         """Stop a request; its stream ends with finish reason `abort`. Unknown ids are ignored."""

@@ -7,5 +7,4 @@ READY = "/ready"
 PROMISES = "/agentrl/server"
 LOAD = "/update_weights_from_disk"
 DIGESTS = "/agentrl/digests"
-ROUTING_HEADER = "X-SMG-Routing-Key"
 NOT_FOUND = 404

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import aiohttp
-
 from agentrl.engine.control.control_requests import ControlRequests
 from agentrl.engine.engine_client import EngineInfo
 from agentrl.engine.vllm.only_folders import OnlyFolders
 from agentrl.engine.vllm.vllm_paths import DIGESTS, LOAD, NOT_FOUND
-from agentrl.engine.wire import Wire
 from agentrl.errors import EngineError, EngineKeyRefused, EngineRejected, EngineUnavailable
 
 OURS = "start it with agentrl engine --backend vllm"
@@ -18,13 +15,6 @@ OURS = "start it with agentrl engine --backend vllm"
 
 class WeightRoutes(ControlRequests, OnlyFolders):
     """The routes of one server that change or describe its weights."""
-
-    def __init__(
-        self, url: str, http: aiohttp.ClientSession, *, key: str | None = None, timeout_s: float = 600.0
-    ) -> None:
-        super().__init__(url, http, key=key)
-        self._timeout_s = timeout_s
-        self._wire = Wire(self.url, self._headers)
 
     async def model_info(self) -> EngineInfo:
         """The server's model and weight version."""
