@@ -97,4 +97,5 @@ def last_lines(path: Path, n: int = 1, start: int = 0) -> list[str]:
             text = log.read().decode(errors="replace")
     except FileNotFoundError:
         return []
-    return [line.strip() for line in text.splitlines() if line.strip()][-n:]
+    found = [line.strip() for line in text.splitlines() if line.strip()]
+    return found[max(0, len(found) - n) :]

@@ -7,9 +7,10 @@ The engines are real SGLang behind the real proxy, and STREAMS calls run on each
 publisher, in this process, publishes one version after another, each with new float32 values for all weights of the
 model. First the proxy lets engines read a version during their pause (`publish.prepare: false`, the only way before
 there was another): `disk`, `distributed`, `tensor`, in turns. Then engines prepare it: `prepared` reads files with all
-tensors, `delta` what has changed. The folder of a version is written before its publish is timed. A FLEET is one engine
-of a model (a name, or the path of a folder), one engine with another type (`tiny-bfloat16`), or several engines
-(`tiny-bfloat16-x2`). On a machine with one GPU `distributed` is left out: NCCL joins no two processes of one GPU.
+tensors, `delta` what has changed. The folder of a version is written before its publish is timed. A FLEET is one
+engine of a model (a name, or the path of a folder), one engine with another type (`tiny-bfloat16`), several engines
+(`tiny-bfloat16-x2`), or one vLLM, which only reads folders (`tiny-vllm`; `make setup-vllm`). On a machine with one GPU
+`distributed` is left out: NCCL joins no two processes of one GPU.
 
 - `publish_s/FLEET/WAY`: from the trainer's request to its answer.
 - `stall_ms/FLEET/WAY`: the longest pause of an engine during the publish.
@@ -31,7 +32,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import aiohttp
 import harness
@@ -86,16 +87,19 @@ def measure(report: harness.Report, name: str, rounds: int, world: World) -> Non
     with tempfile.TemporaryDirectory() as folder, served(Path(folder), Fleet.named(name), world) as run:
         with streams(run.engine_urls, STREAMS, run.folder / "gaps.jsonl"):
             time.sleep(CALM_S)
-            took |= by_turns(run, name, ways_here(world), rounds)
-            run.restart_proxy(prepare=True)
-            for way in PREPARED:  # a delta's parent is the version before it
-                took |= by_turns(run, name, {way: PREPARED[way]}, rounds)
+            took |= by_turns(run, name, ways_here(run.fleet, world), rounds)
+            if run.fleet.backend == "sglang":
+                run.restart_proxy(prepare=True)
+                for way in PREPARED:  # a delta's parent is the version before it
+                    took |= by_turns(run, name, {way: PREPARED[way]}, rounds)
         gaps = Gaps.read(run.folder / "gaps.jsonl")
     add(report, Path(name).name, took, gaps)
 
 
-def ways_here(world: World) -> dict[str, dict[str, Any]]:
-    """The ways of PAUSED that this machine can run."""
+def ways_here(fleet: Fleet, world: World) -> dict[str, dict[str, Any]]:
+    """The ways of PAUSED that the engines and this machine can run."""
+    if fleet.backend == "vllm":
+        return {"disk": PAUSED["disk"]}
     shared = world.device.type == "cuda" and torch.cuda.device_count() == 1
     return {way: config for way, config in PAUSED.items() if not (shared and way == "distributed")}
 
@@ -138,14 +142,16 @@ class Fleet:
     model: Path
     dtype: str = "float32"
     count: int = 1
+    backend: Literal["sglang", "vllm"] = "sglang"
 
     @classmethod
     def named(cls, name: str) -> Fleet:
         """The fleet that has this name in FLEETS."""
         model, *kinds = name.split("-")
         engines = [int(kind[1:]) for kind in kinds if kind.startswith("x")]
-        dtypes = [kind for kind in kinds if not kind.startswith("x")]
-        return cls(resolve_model(model), *dtypes, count=engines[0] if engines else 1)
+        dtypes = [kind for kind in kinds if kind in ("float32", "bfloat16")]
+        count = engines[0] if engines else 1
+        return cls(resolve_model(model), *dtypes, count=count, backend="vllm" if "vllm" in kinds else "sglang")
 
 
 @dataclass(frozen=True)
@@ -231,13 +237,14 @@ def served(folder: Path, fleet: Fleet, world: World) -> Iterator[Run]:
                 model=model,
                 port=free_port(),
                 log_file=folder / f"engine{n}.log",
+                backend=fleet.backend,
                 dtype=fleet.dtype,
                 device=pick_device("auto"),
             )
         )
         for n in range(fleet.count)
     ]
-    urls = [engine.url for engine in engines]
+    urls = [engine.url if fleet.backend == "sglang" else f"{fleet.backend}+{engine.url}" for engine in engines]
     proxy = start_proxy(folder, urls, port, model, sections={"publish": {"prepare": False}})
     run: Run | None = None
     try:

@@ -18,7 +18,8 @@ from statistics import median
 import aiohttp
 
 from agentrl.engine.engine_client import EngineClient
-from agentrl.engine.sglang.sglang_client import SGLangClient
+from agentrl.engine.engine_connections import EngineConnections
+from agentrl.engine.engine_keys import EngineKeys
 from agentrl.errors import EngineError
 
 PROMPT, OUTPUT = 32, 256
@@ -70,8 +71,9 @@ async def main(each: int, out: Path, urls: list[str]) -> None:
     numbers = count()
     with out.open("w") as file:
         async with aiohttp.ClientSession() as http, asyncio.TaskGroup() as group:
+            connections = EngineConnections(http, EngineKeys(), "sglang")
             for url in urls:
-                client = SGLangClient(url, http)
+                client = connections.listed(url)
                 for seed in range(each):
                     group.create_task(stream(client, seed, numbers, file))
 

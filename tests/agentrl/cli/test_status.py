@@ -272,3 +272,44 @@ def test_placed_processes_are_shown_by_host(run_id, database_url):
         ["trainer/0", "running", "2", "starts"],
         ["b", "trainer/1", "lost"],
     ]
+
+
+def test_the_screen_is_refreshed_until_ctrl_c(database_url: str, run_id: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An error in between is shown below the last facts."""
+    answers = iter([status.from_store, refused, status.from_store])
+
+    def asked(found: Location, window_s: float) -> Any:
+        return next(answers)(found, window_s)
+
+    slept: list[float] = []
+
+    def sleep(seconds: float) -> None:
+        slept.append(seconds)
+        if len(slept) == 3:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(status, "from_store", asked)
+    monkeypatch.setattr(status.time, "sleep", sleep)
+    done = ask("--database-url", database_url, "--watch")
+    assert (done.exit_code, slept) == (0, [status.EVERY_S] * 3)
+    assert "step 0 of 10" in done.stdout
+
+
+def refused(*_: Any) -> Any:
+    raise UserError("the database is away")
+
+
+def test_facts_are_printed_as_json_lines_until_ctrl_c(
+    database_url: str, run_id: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slept: list[float] = []
+
+    def sleep(seconds: float) -> None:
+        slept.append(seconds)
+        if len(slept) == 2:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(status.time, "sleep", sleep)
+    done = ask("--database-url", database_url, "--watch", "--json")
+    assert done.exit_code == 0
+    assert [json.loads(line)["run"]["name"] for line in done.stdout.splitlines()] == ["test", "test"]

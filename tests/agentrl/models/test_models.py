@@ -134,3 +134,11 @@ def test_tiny_solves_some_of_its_tasks(tiny_model: Path) -> None:
     accuracy = tiny.sampled_accuracy(model, tiny.encode(words, tiny.make_tokenizer()))
     assert 0.2 < accuracy < 0.7
     assert 300_000 < sum(p.numel() for p in model.parameters()) < 500_000
+
+
+@pytest.mark.long
+def test_smollm2_is_converted_the_same_each_time(smollm2_model: Path, tmp_path: Path) -> None:
+    made = make_model("smollm2", tmp_path / "smollm2")
+    assert {file.name for file in made.iterdir()} == {file.name for file in smollm2_model.iterdir()}
+    for file in made.iterdir():
+        assert file.read_bytes() == (smollm2_model / file.name).read_bytes(), file.name
