@@ -51,8 +51,8 @@ VOCABULARY = 40_000
 PROMPT_TOKENS = 100
 NEW_TOKENS = 32
 TURN_TOKENS = 20
-BLOCK = 16
-"""Tokens of a block of vLLM's cache: the last, incomplete block is not cached."""
+BLOCK = 128
+"""Tokens of a block of vLLM's cache on a CPU: the last, incomplete block is not cached."""
 KEY = "benchmark-key"
 Answer = list[tuple[int, float]]
 """The tokens of an answer, with their logprobs."""
