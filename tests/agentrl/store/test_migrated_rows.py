@@ -10,7 +10,6 @@ from agentrl.store import Database
 from .oldest_rows import ID, OLDEST, REVISIONS, ROWS, fill, kept, reflect
 
 
-@pytest.mark.long_on("sqlite")
 @pytest.mark.long_on("postgresql")  # SQLite copies tables to change them, PostgreSQL does not
 def test_rows_of_the_oldest_revision_survive_the_way_up_and_down(empty: Database):
     want = {name: [row] for name, row in ROWS.items()}

@@ -100,7 +100,6 @@ create_run(load_config(Path(sys.argv[1])), "key", show)
 """
 
 
-@pytest.mark.long_on("sqlite")
 @pytest.mark.long_on("postgresql")
 def test_after_kill_9_the_rest_is_stored_and_the_order_is_the_same(
     folder: Path, database_url: str, empty_database_url: str

@@ -134,7 +134,6 @@ while True:
 """
 
 
-@pytest.mark.long_on("sqlite")
 @pytest.mark.long_on("postgresql")
 def test_after_kill_9_the_order_is_that_without_a_kill(db, database_url, limits):
     end = 5 * TASKS
