@@ -7,6 +7,7 @@ with the first fork, and ends with the process of the test session that uses it.
 from __future__ import annotations
 
 import multiprocessing
+import contextlib
 import os
 import subprocess
 import sys
@@ -44,7 +45,8 @@ class Command:
 
     def send_signal(self, number: int) -> None:
         assert self._process.pid is not None
-        os.kill(self._process.pid, number)
+        with contextlib.suppress(ProcessLookupError):  # it may have ended, as with subprocess.Popen
+            os.kill(self._process.pid, number)
 
     def communicate(self, timeout: float | None = None) -> tuple[str, str]:
         """Read the rest of stdout and stderr after the process has ended."""
