@@ -6,8 +6,8 @@ with the first fork, and ends with the process of the test session that uses it.
 
 from __future__ import annotations
 
-import multiprocessing
 import contextlib
+import multiprocessing
 import os
 import subprocess
 import sys
