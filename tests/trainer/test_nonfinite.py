@@ -150,7 +150,6 @@ def test_an_update_stops_unless_told_otherwise(tiny_model: Path, world: World) -
     assert bit_equal(learning.state(), before)
 
 
-@pytest.mark.long
 def test_ranks_agree_on_what_is_not_finite(tiny_model: Path, tmp_path: Path) -> None:
     run_ranks("rank_nonfinite.py", 2, tiny_model, tmp_path)
     first, second = (json.loads((tmp_path / f"rank-{rank}.json").read_text()) for rank in range(2))

@@ -290,7 +290,6 @@ def test_a_critic_and_its_moments_are_the_same_after_a_resume(
     assert metrics[0]["explained_variance"] == 0 < metrics[0]["value_loss"]
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("kl", ["loss", pytest.param("reward", marks=pytest.mark.long)])
 def test_a_refreshed_reference_is_the_same_after_a_resume(
     setup: Setup, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch, kl: str

@@ -57,7 +57,7 @@ def alone(root: Path, tmp_path_factory: pytest.TempPathFactory, world: World) ->
 @pytest.mark.parametrize(
     ("ranks", "cases"),
     [
-        pytest.param(4, FOUR, id="four", marks=pytest.mark.long),
+        pytest.param(4, FOUR, id="four"),
         pytest.param(4, FURTHER, id="further", marks=pytest.mark.long),
         pytest.param(2, TWO, id="two", marks=pytest.mark.long),
     ],
