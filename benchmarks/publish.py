@@ -244,7 +244,7 @@ def served(folder: Path, fleet: Fleet, world: World) -> Iterator[Run]:
         )
         for n in range(fleet.count)
     ]
-    urls = [engine.url if fleet.backend == "sglang" else f"{fleet.backend}+{engine.url}" for engine in engines]
+    urls = [f"{fleet.backend}+{engine.url}" for engine in engines]
     proxy = start_proxy(folder, urls, port, model, sections={"publish": {"prepare": False}})
     run: Run | None = None
     try:

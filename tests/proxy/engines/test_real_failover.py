@@ -45,10 +45,6 @@ def pair(
         ]
 
 
-def address(server: Server) -> str:
-    return f"vllm+{server.url}" if server.spec.backend == "vllm" else server.url
-
-
 def kill(server: Server) -> None:
     for process in psutil.Process(server.pid).children(recursive=True):
         process.kill()
@@ -67,7 +63,7 @@ async def test_an_answer_goes_on_exactly_at_the_other_server(
     make: Callable[..., EnginePool], pair: list[Server], tiny_model: Path
 ) -> None:
     first, second = pair
-    pool = make(*map(address, pair))
+    pool = make(*(f"{server.spec.backend}+{server.url}" for server in pair))
     for engine in pool.engines:
         await pool.probe(engine)
     assert states(pool) == ["serving", "serving"]
