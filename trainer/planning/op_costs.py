@@ -83,7 +83,7 @@ def _of_flash_backward(_: Tensor, query: Tensor, key: Tensor, value: Tensor, *__
 
 
 FORMULAS: dict[Any, Callable[..., float]] = {FLASH: _of_flash, FLASH_BACKWARD: _of_flash_backward}
-"""Torch's own formulas know queries with more heads than keys since 2.13 only."""
+"""In torch 2.11 its own formulas refuse queries with more heads than keys."""
 
 
 def _of_grouped(first: Tensor, second: Tensor) -> float:
