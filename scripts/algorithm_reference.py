@@ -96,6 +96,19 @@ Overlong shaping reduces the return of an episode by the number n of sampled tok
 L − B, by `p (n − (L − B)) / B` between L − B and L, and by p from L on (`overlong_tokens` L, `overlong_buffer` B,
 `overlong_penalty` p). Recorded rewards and returns do not change.
 
+**Successes and failures apart.** `positive_weight` and `negative_weight` multiply advantages of that sign, after all
+else: `negative_weight: 0` learns from successes only, `positive_weight: 0` from failures only; `positive_weight: 0.1` is
+W-REINFORCE, which keeps the entropy higher. `baseline_shift` δ is added to baselines: below 0 it counts successes more (AsymRE); with
+`baseline: none`, 0.5 makes rewards of 0 and 1 those of −½ and ½. `rescale_tied` multiplies the advantages by the number
+of episodes over that of episodes in groups with spread, so a batch of many tied groups changes the policy as much as
+one of few.
+
+**The best of k.** `baseline: max_at_k` raises the expected maximum of `best_of` k episodes instead of the mean: an
+episode's advantage is k times the mean of what it adds to the maximum of k − 1 others of its group. For rewards of 0
+and 1 that is pass@k. Advantages are never negative, and 0 for all but the best few. The policy keeps solutions that
+differ; its mean reward rises more slowly. `best_of` is at most `rollout.group_size`, and groups should be larger
+than it.
+
 ### Filters
 
 `rollout.accept: module:function` decides for each training group, when its last episode ends, whether it trains:
@@ -132,11 +145,12 @@ Samples with the same first tokens share states and values, which are computed o
 ## The reference policy
 
 `kl_coef` β weighs the KL divergence from a reference policy. It is estimated at each loss token from d = log π − log
-π_ref: `k1` is d, `k2` is d²/2, `k3` is min(exp(−d) − 1 + d, 10). With `kl: loss`, β·KL is added to the token's loss.
-With `kl: reward`, β·KL is subtracted from returns before advantages are computed, with π before the step. A token's
-return is reduced by the β·KL of the token itself and of all later tokens of its trajectory. With `credit:
-trajectory`, and in baselines and scales, an episode's return is reduced by the β·KL of all its tokens. `kl_reference`
-is the mean estimate over loss tokens.
+π_ref: `k1` is d, `k2` is d²/2, `k3` is min(exp(−d) − 1 + d, 10). As a term of the loss, the gradient of k1 is 0 on
+average and that of k3 is biased; `k1+` and `k3+` have their values and the gradient of k2, which is the divergence's.
+With `kl: loss`, β·KL is added to the token's loss. With `kl: reward`, β·KL is subtracted from returns before advantages
+are computed, with π before the step. A token's return is reduced by the β·KL of the token itself and of all later
+tokens of its trajectory. With `credit: trajectory`, and in baselines and scales, an episode's return is reduced by the
+β·KL of all its tokens. `kl_reference` is the mean estimate over loss tokens.
 
 The reference is the base model, or the one that `trainer.reference` names: a model's folder, a checkpoint or a
 published version. With `kl_refresh_steps` N, the policy becomes the new reference after every N-th step, and

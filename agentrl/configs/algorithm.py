@@ -15,6 +15,7 @@ Level = Literal["token", "turn", "sequence", "product"]
 Fraction = Annotated[float, Field(ge=0, le=1)]
 NotNegative = Annotated[float, Field(ge=0)]
 Above0 = Annotated[float, Field(gt=0)]
+Weight = Annotated[float, Field(ge=0, le=1e3)]
 Tokens = Annotated[int, Field(gt=0)]
 
 
@@ -37,14 +38,25 @@ class Algorithm(Section):
     """γ of `gae`, per loss token."""
     gae_lambda: Fraction = 1.0
     """λ of `gae`."""
-    baseline: Literal["group_mean", "leave_one_out", "critic", "none"] = "group_mean"
-    """The baseline that is subtracted from a return. A group baseline gives no advantage to a single session or to
-    equal returns.
+    baseline: Literal["group_mean", "leave_one_out", "length_weighted", "max_at_k", "critic", "none"] = "group_mean"
+    """The baseline that is subtracted from a return: the group's mean; the mean of the others; the group's mean,
+    weighted by loss tokens (OPO); the one under which advantages raise the expected maximum of `best_of` episodes
+    (PKPO). A group baseline gives no advantage to a single session or to equal returns.
     """
+    best_of: Annotated[int, Field(ge=2, le=1024)] = 2
+    """k of `max_at_k`; with binary rewards the objective is pass@k. At most `rollout.group_size`."""
+    baseline_shift: Annotated[float, Field(ge=-1e6, le=1e6)] = 0.0
+    """Added to every baseline of returns; below 0, successes count more than failures (AsymRE)."""
     normalization: Literal["group_std", "batch_std", "whiten", "none"] = "group_std"
     """The divisor of an advantage: the standard deviation of the group's or the batch's returns; `whiten`: mean 0 and
     deviation 1 over the batch's loss tokens.
     """
+    positive_weight: Weight = 1.0
+    """Factor of positive advantages; 0: learn from failures only."""
+    negative_weight: Weight = 1.0
+    """Factor of negative advantages; 0: learn from successes only."""
+    rescale_tied: bool = False
+    """Multiply advantages by the batch's episodes / its episodes in groups whose returns differ (GPG's α)."""
     dynamic_sampling: bool = False
     """Drop groups with equal returns before a step; the step waits for other groups instead."""
     overlong_tokens: Tokens | None = None
@@ -56,12 +68,15 @@ class Algorithm(Section):
 
     ratio: Level = "token"
     """The level of ρ = π_current/π_proximal."""
-    clip: Literal["ppo", "cispo", "sapo", "none"] = "ppo"
-    """The bound on ρ: PPO's clip; CISPO's clipped weight on log π, without gradient; SAPO's sigmoid gate; none."""
+    clip: Literal["ppo", "cispo", "sapo", "geometric", "tapered", "reinforce", "none"] = "ppo"
+    """The bound on ρ: PPO's clip; CISPO's clipped weight on log π, without gradient; SAPO's sigmoid gate; `geometric`:
+    the geometric mean of a trajectory's clipped ρ (GMPO); `tapered`: log π, weighted by min(ρ, 1) where the advantage
+    is negative (TOPR); `reinforce`: log π without ρ; none.
+    """
     clip_low: Fraction = 0.2
-    """Lower clip: 1 − this; 1: no bound."""
+    """Lower clip: 1 − this, or e to the power of −this with `geometric`; 1: no bound."""
     clip_high: Above0 = 0.2
-    """Upper clip: 1 + this."""
+    """Upper clip: 1 + this, or e to the power of this with `geometric`."""
     dual_clip: Annotated[float, Field(gt=1)] | None = None
     """Upper bound of ρ for negative advantages (`clip: ppo`); null: none."""
     sapo_tau_positive: Above0 = 1.0
@@ -94,8 +109,10 @@ class Algorithm(Section):
     """Divisor of a trajectory's sum with `constant`."""
     kl: Literal["loss", "reward"] = "loss"
     """Where the divergence from the reference policy is added: to the loss, or to each token's return."""
-    kl_estimator: Literal["k1", "k2", "k3"] = "k3"
-    """Schulman's estimator of the divergence, from log π/π_reference per token."""
+    kl_estimator: Literal["k1", "k2", "k3", "k1+", "k3+"] = "k3"
+    """Schulman's estimator of the divergence, from log π/π_reference per token. `k1+` and `k3+` have the gradient of
+    `k2`, the only one that has the divergence's.
+    """
     kl_coef: NotNegative = 0.0
     """Weight of the divergence; 0: off."""
     kl_refresh_steps: Tokens | None = None
@@ -131,6 +148,18 @@ class Algorithm(Section):
             raise ValueError("estimator gae and baseline critic go together")
         if self.estimator == "gae" and self.normalization not in ("whiten", "none"):
             raise ValueError(f"normalization {self.normalization} applies to returns; use whiten or none with gae")
+        if self.baseline == "max_at_k" and (
+            self.credit != "trajectory" or self.normalization not in ("none", "whiten")
+        ):
+            raise ValueError("baseline max_at_k needs credit: trajectory and normalization: none or whiten")
+        if self.baseline_shift and self.baseline in ("critic", "max_at_k"):
+            raise ValueError(f"baseline_shift does not apply to baseline {self.baseline}")
+        if self.rescale_tied and not self.is_group_relative:
+            raise ValueError("rescale_tied needs a baseline that comes from the group")
+        if self.clip in ("geometric", "reinforce") and self.ratio != "token":
+            raise ValueError(f"clip {self.clip} needs ratio: token")
+        if not (self.positive_weight or self.negative_weight):
+            raise ValueError("positive_weight and negative_weight are both 0: nothing would be learned")
         if self.dual_clip is not None and (self.clip != "ppo" or self.dual_clip <= 1 + self.clip_high):
             raise ValueError("dual_clip needs clip: ppo and a value above 1 + clip_high")
         if self.proximal == "behavior" and self.correction != "none":

@@ -133,4 +133,92 @@ PRESETS: dict[str, Preset] = {
             "correction": "none",
         },
     ),
+    "gmpo": Preset(
+        title="GMPO",
+        paper="Geometric-Mean Policy Optimization, arXiv 2507.20673",
+        formula="A as GRPO;  −ρA, ρ = (Π min(ρ_t, e^0.4))^(1/|y|) where A ≥ 0, else (Π max(ρ_t, e^−0.4))^(1/|y|), "
+        "mean over each sequence, then all",
+        parts={"clip": "geometric", "clip_low": 0.4, "clip_high": 0.4, "correction_level": "sequence"},
+    ),
+    "opo": Preset(
+        title="OPO",
+        paper="On-Policy RL with Optimal Reward Baseline, arXiv 2505.23585",
+        formula="A_i = R_i − Σ_j |y_j| R_j / Σ_j |y_j|;  −min(ρA, clip(ρ, 1−ε, 1+ε)A), sum over each sequence, "
+        "mean over all",
+        parts={
+            "credit": "trajectory",
+            "baseline": "length_weighted",
+            "normalization": "none",
+            "aggregation": "sequence_sum",
+        },
+        differs="the paper trains exactly on policy: one minibatch, `rollout.max_staleness: 0`",
+    ),
+    "gpg": Preset(
+        title="GPG",
+        paper="Group Policy Gradient, arXiv 2504.02546",
+        formula="A = α (R − mean R), α = episodes / episodes of groups with spread;  −A log π, mean over tokens",
+        parts={
+            "normalization": "none",
+            "rescale_tied": True,
+            "clip": "reinforce",
+            "aggregation": "token_mean",
+        },
+    ),
+    "topr": Preset(
+        title="TOPR",
+        paper="Tapered Off-Policy REINFORCE, arXiv 2503.14286",
+        formula="A = R − mean R;  −A log π where A ≥ 0, else −sg(min(ρ, 1)) A log π, ρ of the whole sequence against "
+        "the behaviour policy, sum over each sequence, mean over all",
+        parts={
+            "credit": "trajectory",
+            "normalization": "none",
+            "ratio": "product",
+            "clip": "tapered",
+            "proximal": "behavior",
+            "correction": "none",
+            "aggregation": "sequence_sum",
+        },
+        differs="the paper's reward is 1 or −1, minus a constant",
+    ),
+    "asymre": Preset(
+        title="AsymRE",
+        paper="Asymmetric REINFORCE for off-policy RL, arXiv 2506.20520",
+        formula="A = R − (mean R + δ), δ = −0.1;  −A log π, mean over tokens",
+        parts={
+            "normalization": "none",
+            "baseline_shift": -0.1,
+            "clip": "reinforce",
+            "proximal": "behavior",
+            "correction": "none",
+            "aggregation": "token_mean",
+        },
+        differs="groups without spread have no advantage here, δ there",
+    ),
+    "w_reinforce": Preset(
+        title="W-REINFORCE",
+        paper="The Surprising Effectiveness of Negative Reinforcement, arXiv 2506.01347",
+        formula="A = R − ½, times 0.1 where it is above 0;  −min(ρA, clip(ρ, 1−ε, 1+ε)A), mean over tokens",
+        parts={
+            "baseline": "none",
+            "baseline_shift": 0.5,
+            "normalization": "none",
+            "positive_weight": 0.1,
+            "aggregation": "token_mean",
+        },
+        differs="for rewards of 0 and 1; the paper's are −1 and 1, without a baseline",
+    ),
+    "pkpo": Preset(
+        title="PKPO",
+        paper="Pass@K Policy Optimization, arXiv 2505.15201, eq. 33",
+        formula="A_i = k · mean over k − 1 others of max(0, R_i − max R_j), k = 4;  "
+        "−min(ρA, clip(ρ, 1−ε, 1+ε)A), sum over each sequence, mean over all",
+        parts={
+            "credit": "trajectory",
+            "baseline": "max_at_k",
+            "best_of": 4,
+            "normalization": "none",
+            "aggregation": "sequence_sum",
+        },
+        differs="k is `best_of`",
+    ),
 }

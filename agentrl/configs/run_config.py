@@ -143,6 +143,16 @@ class RunConfig(Section):
             raise ValueError("publish.lag: needs whole weights; an adapter changes without a pause: set it to 0")
         return self
 
+    @model_validator(mode="after")
+    def _groups_have_as_many_as_the_objective_counts(self) -> RunConfig:
+        algorithm, size = self.trainer.algorithm, self.rollout.group_size
+        if self.steps and algorithm.baseline == "max_at_k" and algorithm.best_of > size:
+            raise ValueError(
+                f"trainer.algorithm.best_of: {algorithm.best_of} is more than rollout.group_size: {size}; "
+                "the maximum of best_of episodes is estimated from one group"
+            )
+        return self
+
     @property
     def run_dir(self) -> Path:
         """The run's folder, `runs_dir/name`."""

@@ -12,3 +12,11 @@ def values(part: str) -> tuple[str, ...]:
     found = get_args(Algorithm.model_fields[part].annotation)
     assert found, f"{part} has no fixed values"
     return found
+
+
+def levels_and_clips() -> list[tuple[str, str]]:
+    """The pairs of `ratio` and `clip` that go together."""
+    whole = ("geometric", "reinforce")  # they take the ratios of tokens
+    return [
+        (level, clip) for level in values("ratio") for clip in values("clip") if level == "token" or clip not in whole
+    ]

@@ -18,6 +18,7 @@ from agentrl.configs.algorithm import Algorithm
 from agentrl.domain.batches.outline import Credited
 from agentrl.domain.schemas import Float32, Float64, TrajectoryTokens
 from agentrl.domain.ties import tied
+from agentrl.trainer.algorithms.baselines import baselines
 
 Totals = Callable[[dict[str, float]], dict[str, float]]
 """Sums over all ranks, by name (`World.total`); every rank passes the same names."""
@@ -29,31 +30,6 @@ EPSILON = 1e-6
 def alone(values: dict[str, float]) -> dict[str, float]:
     """The `Totals` of a process that has the whole batch."""
     return values
-
-
-def group_mean(returns: Float64) -> Float64:
-    """(n,) mean(R) for every episode. DeepSeekMath, arXiv 2402.03300, section 4.1.2."""
-    return np.full_like(returns, returns.mean())
-
-
-def leave_one_out(returns: Float64) -> Float64:
-    """(n,) for each episode the mean of the other R_j; n > 1. "Back to Basics", arXiv 2402.14740."""
-    others: Float64 = (returns.sum() - returns) / (len(returns) - 1)
-    return others
-
-
-def no_baseline(returns: Float64) -> Float64:
-    """(n,) zeros."""
-    return np.zeros_like(returns)
-
-
-BASELINES: dict[str, Callable[[Float64], Float64]] = {
-    "group_mean": group_mean,
-    "leave_one_out": leave_one_out,
-    "none": no_baseline,
-}
-"""For each value of `Algorithm.baseline`: the returns (n,) of a group's episodes → the baseline (n,) of each episode.
-"""
 
 
 def overlong_penalty(tokens: int, algorithm: Algorithm) -> float:
@@ -71,7 +47,8 @@ def overlong_penalty(tokens: int, algorithm: Algorithm) -> float:
 def turn_advantages(trajectories: Sequence[Credited], algorithm: Algorithm) -> list[Float32]:
     """Per trajectory of a whole batch, (n_turns,) advantages under a baseline that is not a critic.
 
-    A = (R − baseline) / scale. The scale is 1, or the sample standard deviation of the returns of the group or batch.
+    A = c (R − baseline) / scale. The scale is 1, or the sample standard deviation of the returns of the group or batch.
+    c is 1, or with `rescale_tied` episodes / episodes of groups that are not tied (GPG, arXiv 2504.02546).
     `whiten` gives A mean 0 and (population) deviation 1 over the batch's loss tokens (REINFORCE++, arXiv 2501.03262).
     Under a group's baseline, a group of equal returns (`ties.tied`) has advantage 0 before whitening, and a group of
     one episode has advantage 0 also after it.
@@ -83,7 +60,7 @@ def turn_advantages(trajectories: Sequence[Credited], algorithm: Algorithm) -> l
         raw.append(Weighed(comparison.advantages(own_returns(t, algorithm)), t.turn_tokens, comparison.counts))
     if algorithm.normalization == "whiten":
         raw = whitened(raw)
-    return [w.advantages.astype(np.float32) for w in raw]
+    return [by_sign(w.advantages, algorithm).astype(np.float32) for w in raw]
 
 
 def penalized_advantages(
@@ -119,7 +96,18 @@ def penalized_advantages(
         raw.append(Weighed(own, t.loss_mask, comparison.counts))
     if algorithm.normalization == "whiten":
         raw = whitened(raw, totals)
-    return [np.where(w.tokens, w.advantages, 0).astype(np.float32) for w in raw]
+    return [np.where(w.tokens, by_sign(w.advantages, algorithm), 0).astype(np.float32) for w in raw]
+
+
+def by_sign(advantages: Float64, algorithm: Algorithm) -> Float64:
+    """(n,) advantages, those above 0 times `positive_weight`, the others times `negative_weight`.
+
+    Positive and negative reinforcement apart: arXiv 2506.01347, whose W-REINFORCE weighs positive ones by
+    0.1.
+    """
+    if algorithm.positive_weight == algorithm.negative_weight == 1:
+        return advantages
+    return advantages * np.where(advantages > 0, algorithm.positive_weight, algorithm.negative_weight)
 
 
 def overlong_penalties(trajectories: Sequence[Credited], algorithm: Algorithm) -> dict[str, float]:
@@ -156,26 +144,37 @@ def _compare(
 ) -> dict[str, Comparison]:
     """Episode → its comparison, with its penalty."""
     groups: dict[str, dict[str, float]] = {}
+    lengths: dict[str, int] = {}
     for t in trajectories:
         groups.setdefault(t.group_id, {})[t.episode_id] = t.episode_return + penalties[t.episode_id]
-    everything = np.array([value for episodes in groups.values() for value in episodes.values()])
+        lengths[t.episode_id] = lengths.get(t.episode_id, 0) + int(t.turn_tokens.sum())
+    of_groups = {id_: np.array(list(episodes.values())) for id_, episodes in groups.items()}
+    everything = np.array([value for returns in of_groups.values() for value in returns])
+    rescale = _rescale(list(of_groups.values())) if algorithm.rescale_tied else 1.0
     found: dict[str, Comparison] = {}
-    for episodes in groups.values():
-        baselines, factor = _against(np.array(list(episodes.values())), everything, algorithm)
+    for group_id, episodes in groups.items():
+        tokens = np.array([lengths[id_] for id_ in episodes], np.float64)
+        compared, factor = _against(of_groups[group_id], tokens, everything, algorithm)
         counts = not algorithm.is_group_relative or len(episodes) > 1
         for i, id_ in enumerate(episodes):
-            found[id_] = Comparison(penalties[id_], float(baselines[i]), factor, counts)
+            found[id_] = Comparison(penalties[id_], float(compared[i]), factor * rescale, counts)
     return found
 
 
-def _against(returns: Float64, batch: Float64, algorithm: Algorithm) -> tuple[Float64, float]:
+def _rescale(groups: Sequence[Float64]) -> float:
+    """All episodes, divided by those of groups that are not tied; 1 where all are tied."""
+    differing = sum(len(returns) for returns in groups if not tied(returns.tolist()))
+    return sum(map(len, groups)) / differing if differing else 1.0
+
+
+def _against(returns: Float64, tokens: Float64, batch: Float64, algorithm: Algorithm) -> tuple[Float64, float]:
     """(n,) baselines of a group's episodes, and the factor of their advantages."""
     if algorithm.is_group_relative and tied(returns.tolist()):  # also a group of one
         return returns, 0.0
-    baselines = BASELINES[algorithm.baseline](returns)
+    found = baselines(returns, tokens, algorithm)
     match algorithm.normalization:
         case "none" | "whiten":
-            return baselines, 1.0
+            return found, 1.0
         case "group_std":
             compared = returns
         case "batch_std":
@@ -183,8 +182,8 @@ def _against(returns: Float64, batch: Float64, algorithm: Algorithm) -> tuple[Fl
         case _:
             assert_never(algorithm.normalization)
     if tied(compared.tolist()):
-        return baselines, 0.0
-    return baselines, 1 / (float(compared.std(ddof=1)) + EPSILON)
+        return found, 0.0
+    return found, 1 / (float(compared.std(ddof=1)) + EPSILON)
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from agentrl.trainer.algorithms.bounds import bounded_k3
 
-Estimator = Literal["k1", "k2", "k3"]
+Estimator = Literal["k1", "k2", "k3", "k1+", "k3+"]
 
 
 def kl_divergence(logprobs_S: Tensor, reference_S: Tensor, estimator: Estimator) -> Tensor:
@@ -16,9 +16,13 @@ def kl_divergence(logprobs_S: Tensor, reference_S: Tensor, estimator: Estimator)
 
     k1 = d, k2 = d²/2, k3 = min(exp(−d) − 1 + d, 10). Schulman, "Approximating KL divergence", 2020; k3: GRPO, arXiv
     2402.03300, eq. 4. As a loss, only k2 has the gradient of the divergence. The gradient of k1 is zero on average, and
-    that of k3 is zero at 10.
+    that of k3 is zero at 10. k1+ and k3+ have the value of k1 and k3 and the gradient of k2 (verl, `kl_penalty`).
     """
     difference_S = logprobs_S - reference_S
+    if estimator == "k1+" or estimator == "k3+":
+        gradient_S = difference_S.square() / 2
+        value_S = difference_S if estimator == "k1+" else bounded_k3(-difference_S)
+        return value_S.detach() + (gradient_S - gradient_S.detach())
     if estimator == "k1":
         return difference_S
     if estimator == "k2":

@@ -54,7 +54,8 @@ def token_losses(tokens: LossTokens, algorithm: Algorithm) -> tuple[Tensor, Sums
     of = (tokens.trajectories, tokens.turns)
     ratio_S = importance_ratio(tokens.logprobs_S, tokens.proximal_S, *of, algorithm.ratio, tokens.keep_S)
     weight_S, outside_S = behavior_weights(tokens.proximal_S, tokens.behavior_S, *of, algorithm)
-    loss_S, clipped_S = SURROGATES[algorithm.clip](ratio_S, tokens.logprobs_S, tokens.advantages_S, algorithm)
+    surrogate = SURROGATES[algorithm.clip]
+    loss_S, clipped_S = surrogate(ratio_S, tokens.logprobs_S, tokens.advantages_S, tokens.trajectories, algorithm)
     loss_S = weight_S * loss_S
     sums: Sums = {
         "clip_fraction": clipped_S.sum().double(),

@@ -95,8 +95,9 @@ def facts_of(tokens: LossTokens, algorithm: Algorithm, *, own_loss: bool) -> Ten
     else:
         of = (tokens.trajectories, tokens.turns)
         facts["ratio"] = importance_ratio(tokens.logprobs_S, tokens.proximal_S, *of, algorithm.ratio, tokens.keep_S)
-        surrogate = SURROGATES[algorithm.clip]
-        facts["clipped"] = surrogate(facts["ratio"], tokens.logprobs_S, tokens.advantages_S, algorithm)[1]
+        _, facts["clipped"] = SURROGATES[algorithm.clip](
+            facts["ratio"], tokens.logprobs_S, tokens.advantages_S, tokens.trajectories, algorithm
+        )
         facts["weight"], facts["capped"] = behavior_weights(tokens.proximal_S, tokens.behavior_S, *of, algorithm)
     facts["kept"] = torch.ones_like(tokens.logprobs_S) if tokens.keep_S is None else tokens.keep_S
     return torch.stack([facts[name].float() for name in FACTS])

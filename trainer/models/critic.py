@@ -23,6 +23,7 @@ from agentrl.trainer.algorithms.advantages import (
     Totals,
     Weighed,
     alone,
+    by_sign,
     overlong_penalties,
     own_returns,
     whitened,
@@ -98,7 +99,7 @@ def gae_advantages(
         targets += np.split(found[1].numpy(), ends)
     if algorithm.normalization == "whiten":
         advantages = [w.advantages for w in whitened([Weighed(a, np.ones_like(a)) for a in advantages], totals)]
-    return _placed(trajectories, advantages), _placed(trajectories, targets)
+    return _placed(trajectories, [by_sign(a, algorithm) for a in advantages]), _placed(trajectories, targets)
 
 
 def _chunks(lengths: Sequence[int], most: int) -> Iterator[slice]:

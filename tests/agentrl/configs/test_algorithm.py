@@ -74,6 +74,12 @@ def test_a_part_of_a_named_preset_can_be_given_on_the_command_line(tmp_path: Pat
             {"baseline": "none", "normalization": "whiten", "dynamic_sampling": True},
             "dynamic_sampling would drop groups",
         ),
+        ({"baseline": "max_at_k"}, "max_at_k needs credit: trajectory and normalization: none or whiten"),
+        ({"preset": "pkpo", "baseline_shift": 0.1}, "baseline_shift does not apply to baseline max_at_k"),
+        ({"preset": "pkpo", "best_of": 1}, "config key 'trainer.algorithm.best_of'"),
+        ({"preset": "reinforce++", "rescale_tied": True}, "rescale_tied needs a baseline that comes from the group"),
+        ({"preset": "gmpo", "ratio": "sequence"}, "clip geometric needs ratio: token"),
+        ({"positive_weight": 0, "negative_weight": 0}, "positive_weight and negative_weight are both 0"),
         ({"clip_low": 1.5}, "config key 'trainer.algorithm.clip_low'"),
     ],
 )

@@ -48,6 +48,10 @@ def test_overrides_win_and_are_yaml(path: Path) -> None:
             "publish.lag: needs whole weights",
         ),
         ({"publish": {"lag": 1, "transport": "tensor"}}, "publish.lag: needs publish.transport: disk"),
+        (
+            {"trainer": {"algorithm": {"preset": "pkpo", "best_of": 9}}},
+            "trainer.algorithm.best_of: 9 is more than rollout.group_size: 8",
+        ),
         ({"publish": {"serving_share": 1.5}}, "config key 'publish.serving_share'"),
         ({"name": "../x"}, "config key 'name'"),
         ({"model": None}, "config key 'model'"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import statistics
 from typing import Any
 
@@ -51,6 +52,10 @@ def trajectory(
         ("dr_grpo", [-1.5, -0.5, 0.5, 1.5]),
         ("rloo", [-2.0, -2 / 3, 2 / 3, 2.0]),  # 0 − 6/3, 1 − 5/3, …
         ("reinforce++", [-1.341641, -0.447214, 0.447214, 1.341641]),  # deviation with n: 1.118034
+        ("gpg", [-1.5, -0.5, 0.5, 1.5]),
+        ("asymre", [-1.4, -0.4, 0.6, 1.6]),
+        ("w_reinforce", [-0.5, 0.05, 0.15, 0.25]),
+        ("pkpo", [0.0, 0.0, 0.0, 4.0]),  # k is 4: only the best one adds to the maximum
     ],
 )
 def test_estimators_equal_the_values_computed_by_hand(preset: str, expected: list[float]) -> None:
@@ -97,6 +102,11 @@ def by_hand(trajectories: list[TrajectoryTokens], a: Algorithm) -> list[list[flo
     for t in trajectories:
         groups.setdefault(t.group_id, {})[t.episode_id] = t.episode_return + penalty[t.episode_id]
     everything = [value for episodes in groups.values() for value in episodes.values()]
+    spread = [len(episodes) for episodes in groups.values() if len(set(episodes.values())) > 1]
+    alpha = len(everything) / sum(spread)
+    sizes: dict[str, int] = {}
+    for t in trajectories:
+        sizes[t.episode_id] = sizes.get(t.episode_id, 0) + int(t.loss_mask.sum())
     out = []
     for t in trajectories:
         group = groups[t.group_id]
@@ -114,15 +124,21 @@ def by_hand(trajectories: list[TrajectoryTokens], a: Algorithm) -> list[list[flo
                 value -= statistics.mean(values)
             elif a.baseline == "leave_one_out":
                 value -= statistics.mean(others)
+            elif a.baseline == "length_weighted":
+                weights = [sizes[episode] for episode in group]
+                value -= statistics.fmean(values, weights) if any(weights) else statistics.mean(values)
+            elif a.baseline == "max_at_k":
+                value = best_of(group[t.episode_id], others, a.best_of)
             else:
                 assert a.baseline == "none", f"no formula for baseline {a.baseline}"
+            value -= a.baseline_shift
             if a.normalization == "group_std":
                 value = value / (statistics.stdev(values) + 1e-6) if not tied else 0.0
             elif a.normalization == "batch_std":
                 value /= statistics.stdev(everything) + 1e-6
             else:
                 assert a.normalization in ("whiten", "none"), f"no formula for normalization {a.normalization}"
-            advantages.append(value)
+            advantages.append(value * alpha if a.rescale_tied else value)
         out.append(advantages)
     if a.normalization == "whiten":
         counts = [a.baseline == "none" or len(groups[t.group_id]) > 1 for t in trajectories]
@@ -137,7 +153,13 @@ def by_hand(trajectories: list[TrajectoryTokens], a: Algorithm) -> list[list[flo
             [(x - mean) / (deviation + 1e-6) if c else 0.0 for x in advantages]
             for advantages, c in zip(out, counts, strict=True)
         ]
-    return out
+    return [[x * (a.positive_weight if x > 0 else a.negative_weight) for x in advantages] for advantages in out]
+
+
+def best_of(own: float, others: list[float], k: int) -> float:
+    """What an episode adds to the maximum of k, over every choice of the others."""
+    choices = list(itertools.combinations(others, min(k - 1, len(others))))
+    return (len(choices[0]) + 1) * statistics.mean(max(own, *chosen) - max(chosen) for chosen in choices)
 
 
 CHOICES: list[dict[str, Any]] = [
@@ -147,8 +169,17 @@ CHOICES: list[dict[str, Any]] = [
         for b in values("baseline")
         for n in values("normalization")
         for c in values("credit")
-        if b != "critic" and (b, n) != ("none", "group_std")  # a group of one has no deviation
+        if b not in ("critic", "max_at_k") and (b, n) != ("none", "group_std")  # a group of one has no deviation
     ),
+    *(
+        {"baseline": "max_at_k", "normalization": n, "credit": "trajectory", "best_of": k}
+        for n, k in [("none", 2), ("none", 3), ("none", 7), ("whiten", 3)]
+    ),
+    {"baseline_shift": -0.3, "baseline": "leave_one_out"},
+    {"rescale_tied": True},
+    {"rescale_tied": True, "normalization": "none", "positive_weight": 0.0},
+    {"negative_weight": 0.0, "positive_weight": 2.5},
+    {"normalization": "whiten", "negative_weight": 0.5},
     {"overlong_tokens": 9, "overlong_buffer": 4, "overlong_penalty": 0.7},
     {"overlong_tokens": 9, "overlong_buffer": 9, "credit": "trajectory", "baseline": "none", "normalization": "none"},
 ]

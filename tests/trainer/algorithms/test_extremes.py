@@ -11,7 +11,7 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from padded import random_batch
-from part_values import values
+from part_values import levels_and_clips, values
 from thoroughness import examples
 from torch import Tensor
 
@@ -38,7 +38,7 @@ EVERY: list[dict[str, Any]] = [
     {"preset": "gspo", "m2_threshold": 0.04},
     {"preset": "gspo", "ratio": "turn", "correction": "reject", "correction_level": "turn"},
     {"preset": "sapo", "ratio": "product", "correction_level": "product", "correction_cap": 1e30},
-    *({"ratio": level, "clip": clip} for level in LEVELS for clip in values("clip")),
+    *({"ratio": level, "clip": clip} for level, clip in levels_and_clips()),
     *({"correction": how, "correction_level": level} for level in LEVELS for how in values("correction")),
     *({"kl_coef": 0.3, "kl_estimator": estimator, "entropy_coef": 0.1} for estimator in values("kl_estimator")),
     *({"aggregation": how} for how in values("aggregation")),

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from padded import Padded, random_batch
-from part_values import values
+from part_values import levels_and_clips, values
 from torch import Tensor
 
 from agentrl.configs.algorithm import Algorithm
@@ -58,11 +58,23 @@ def by_hand(b: Padded, a: Algorithm) -> Tensor:
                 a.correction
             ]
             adv = b.advantages[r, t].item()
-            loss = w * surrogate(rho, b.logprobs[r, t], adv, a)
+            if a.clip == "geometric":
+                loss = (
+                    w
+                    * -adv
+                    * geometric_mean(
+                        [bounded(b.logprobs[r, u] - b.proximal[r, u], b.advantages[r, u], a) for u in own], own.index(t)
+                    )
+                )
+            else:
+                loss = w * surrogate(rho, b.logprobs[r, t], adv, a)
             d = b.logprobs[r, t] - b.reference[r, t]
             assert a.kl in ("loss", "reward"), f"no formula for kl {a.kl}"
             if a.kl == "loss":
-                loss = loss + a.kl_coef * {"k1": d, "k2": d * d / 2, "k3": torch.exp(-d) - 1 + d}[a.kl_estimator]
+                x = d.item()
+                straight = {"k1+": x, "k3+": math.exp(-x) - 1 + x}.get(a.kl_estimator, 0.0) - x * x / 2 + d * d / 2
+                estimators = {"k1": d, "k2": d * d / 2, "k3": torch.exp(-d) - 1 + d}
+                loss = loss + a.kl_coef * estimators.get(a.kl_estimator, straight)
             loss = loss - a.entropy_coef * b.entropy[r, t]
             total = (
                 total
@@ -77,6 +89,19 @@ def by_hand(b: Padded, a: Algorithm) -> Tensor:
     return total
 
 
+def bounded(log_ratio: Tensor, adv: Tensor, a: Algorithm) -> Tensor:
+    """GMPO's clip of one token: only the bound that the advantage pushes towards."""
+    if adv >= 0:
+        return log_ratio if log_ratio < a.clip_high else torch.tensor(a.clip_high, dtype=torch.float64)
+    return log_ratio if log_ratio > -a.clip_low else torch.tensor(-a.clip_low, dtype=torch.float64)
+
+
+def geometric_mean(log_ratios: list[Tensor], own: int) -> Tensor:
+    """In token form: the value of the trajectory's mean, the gradient of the token's own ratio."""
+    value = math.exp(sum(x.item() for x in log_ratios) / len(log_ratios))
+    return value * torch.exp(log_ratios[own]) / math.exp(log_ratios[own].item())
+
+
 def surrogate(rho: Tensor, logprob: Tensor, adv: float, a: Algorithm) -> Tensor:
     """By cases instead of by max."""
     low, high = 1 - a.clip_low, 1 + a.clip_high
@@ -87,6 +112,10 @@ def surrogate(rho: Tensor, logprob: Tensor, adv: float, a: Algorithm) -> Tensor:
         return -adv * (4 / tau) / (1 + torch.exp(-tau * (rho - 1)))
     if a.clip == "none":
         return -adv * rho
+    if a.clip == "reinforce":
+        return -adv * logprob
+    if a.clip == "tapered":
+        return -adv * logprob * (1.0 if adv >= 0 else min(rho.item(), 1.0))
     assert a.clip == "ppo", f"no formula for clip {a.clip}"
     if adv >= 0:
         return -adv * (rho if rho < high else torch.tensor(high))
@@ -96,7 +125,8 @@ def surrogate(rho: Tensor, logprob: Tensor, adv: float, a: Algorithm) -> Tensor:
 
 
 VARIANTS: list[dict[str, Any]] = [
-    *({"ratio": level, "clip": clip} for level in LEVELS for clip in values("clip")),
+    *({"ratio": level, "clip": clip} for level, clip in levels_and_clips()),
+    {"clip": "geometric", "clip_low": 0.1, "clip_high": 0.3, "correction_level": "sequence"},
     *(
         {"correction": c, "correction_level": level, "correction_cap": 1.5}
         | ({} if c == "truncate" else {"correction_floor": 0.4})
@@ -166,6 +196,9 @@ NEVER = [False] * 6
         ({"clip": "cispo"}, [True] * 6),
         ({"clip": "cispo", "clip_low": 0.6, "clip_high": 2.5}, [False, False, False, False, False, True]),
         ({"clip": "sapo"}, NEVER),
+        ({"clip": "geometric"}, [True, False, True, False, False, False]),
+        ({"clip": "tapered"}, [False, False, False, True, True, True]),
+        ({"clip": "reinforce"}, NEVER),
         ({"clip": "none"}, NEVER),
     ],
     ids=str,
@@ -173,7 +206,8 @@ NEVER = [False] * 6
 def test_a_token_is_clipped_where_a_bound_changes_its_loss(parts: dict[str, Any], expected: list[bool]) -> None:
     ratio, advantages = torch.tensor([2.0, 0.5, 0.5, 2.0, 3.0, 4.0]), torch.tensor([1.0, 1.0, -1.0, -1.0, -1.0, -1.0])
     algorithm = Algorithm(**{"clip_low": 0.2, "clip_high": 0.2} | parts)
-    _, clipped = SURROGATES[algorithm.clip](ratio, torch.zeros(6), advantages, algorithm)
+    rows = Rows(torch.arange(6), 6)
+    _, clipped = SURROGATES[algorithm.clip](ratio, torch.zeros(6), advantages, rows, algorithm)
     assert clipped.dtype == torch.bool
     assert clipped.tolist() == expected
 
@@ -229,7 +263,8 @@ def test_a_long_trajectory_that_is_far_off_has_a_finite_loss(clip: str, advantag
         trajectories=Rows(one, 1),
         turns=Rows(one, 1),
     )
-    algorithm = Algorithm(ratio="product", correction_level="product", clip=clip)
+    ratio = "product" if ("product", clip) in levels_and_clips() else "token"
+    algorithm = Algorithm(ratio=ratio, correction_level="product", clip=clip)
     loss, sums = policy_loss(tokens, Totals(500.0, 1.0), algorithm)
     loss.backward()
     assert torch.isfinite(loss)
@@ -288,7 +323,7 @@ def test_kl_estimators_are_zero_for_the_same_policy_and_k2_k3_never_negative() -
     logprobs, reference = torch.randn(50, dtype=torch.float64), torch.randn(50, dtype=torch.float64)
     for kind in values("kl_estimator"):
         assert not kl_divergence(logprobs, logprobs, kind).any()
-    for kind in ("k2", "k3"):
+    for kind in ("k2", "k3", "k3+"):
         assert (kl_divergence(logprobs, reference, kind) >= 0).all()
 
 
@@ -296,8 +331,18 @@ def test_kl_estimators_estimate_the_divergence() -> None:
     p = torch.tensor([0.6, 0.3, 0.1], dtype=torch.float64)
     q = torch.tensor([0.5, 0.3, 0.2], dtype=torch.float64)
     exact = (p * (p / q).log()).sum()
-    for kind in ("k1", "k3"):  # without bias; k2 is close where the policies are
+    for kind in ("k1", "k3", "k1+", "k3+"):  # without bias; k2 is close where the policies are
         torch.testing.assert_close((p * kl_divergence(p.log(), q.log(), kind)).sum(), exact)
+
+
+@pytest.mark.parametrize("kind", ["k2", "k1+", "k3+"])
+def test_the_gradient_of_these_estimators_is_that_of_the_divergence(kind: Any) -> None:
+    logits = torch.tensor([0.3, -0.2, 0.9], dtype=torch.float64, requires_grad=True)
+    q = torch.tensor([0.5, 0.3, 0.2], dtype=torch.float64)
+    log_p = torch.log_softmax(logits, 0)
+    (exact,) = torch.autograd.grad((log_p.exp() * (log_p - q.log())).sum(), logits, retain_graph=True)
+    estimate = (log_p.exp().detach() * kl_divergence(log_p, q.log(), kind)).sum()  # tokens that π sampled
+    torch.testing.assert_close(torch.autograd.grad(estimate, logits)[0], exact)
 
 
 # -- the critic ----------------------------------------------------------------------------------------------------

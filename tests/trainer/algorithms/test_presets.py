@@ -99,6 +99,39 @@ def m2po(b: Padded) -> Tensor:
     return token_mean(kept(b, 0.04) * -torch.exp(b.logprobs - b.behavior) * b.advantages, b)
 
 
+def gmpo(b: Padded) -> Tensor:
+    """As in the paper: one geometric mean, one advantage and one weight for each sequence."""
+    length = b.mask.sum(1).clamp(min=1)
+    x = b.logprobs - b.proximal
+    x = torch.where(b.advantages >= 0, x.clamp(max=0.4), x.clamp(min=-0.4))
+    g = torch.exp((x * b.mask).sum(1) / length)
+    w = torch.clamp(torch.exp(((b.proximal - b.behavior) * b.mask).sum(1) / length), max=5.0)
+    rows = b.mask.any(1)
+    return (w * -g * (b.advantages * b.mask).sum(1) / length)[rows].sum() / rows.sum()
+
+
+def sequence_sum(loss: Tensor, b: Padded) -> Tensor:
+    return (loss * b.mask).sum() / b.mask.any(1).sum()
+
+
+def of_sums(b: Padded) -> Tensor:
+    return sequence_sum(weight(b) * clipped(ratio(b), b, 0.2, 0.2), b)
+
+
+def gpg(b: Padded) -> Tensor:
+    return token_mean(weight(b) * -b.advantages * b.logprobs, b)
+
+
+def topr(b: Padded) -> Tensor:
+    whole = torch.exp(((b.logprobs - b.behavior) * b.mask).sum(1, keepdim=True)).detach()
+    taper = torch.where(b.advantages >= 0, 1.0, whole.clamp(max=1.0))
+    return sequence_sum(-taper * b.advantages * b.logprobs, b)
+
+
+def asymre(b: Padded) -> Tensor:
+    return token_mean(-b.advantages * b.logprobs, b)
+
+
 FORMULAS: dict[str, Callable[[Padded], Tensor]] = {
     "ppo": ppo,
     "grpo": grpo,
@@ -111,6 +144,13 @@ FORMULAS: dict[str, Callable[[Padded], Tensor]] = {
     "cispo": cispo,
     "sapo": sapo,
     "m2po": m2po,
+    "gmpo": gmpo,
+    "opo": of_sums,
+    "gpg": gpg,
+    "topr": topr,
+    "asymre": asymre,
+    "w_reinforce": ppo,
+    "pkpo": of_sums,
 }
 
 
@@ -121,7 +161,9 @@ def test_every_preset_has_a_formula() -> None:
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("preset", FORMULAS)
 def test_loss_and_gradient_are_those_of_the_formula(preset: str, seed: int) -> None:
-    batch = random_batch(seed, whole_trajectories=preset in ("rloo", "gspo"), spread=0.001 if preset == "gspo" else 0.3)
+    batch = random_batch(
+        seed, whole_trajectories=preset in ("rloo", "gspo", "gmpo"), spread=0.001 if preset == "gspo" else 0.3
+    )
     expected = FORMULAS[preset](batch)
     (expected_gradient,) = torch.autograd.grad(expected, batch.logprobs)
 
