@@ -34,6 +34,9 @@ setup-docs:  ## Make .venv-docs ready: the generator of the documentation site
 setup-lint:  ## Make .venv-lint ready: the linters that are programs of their own
 	@sh scripts/setup-lint
 
+setup-verl:  ## Make .venv-verl ready: verl's own functions, which tests compare with ours (2 MB)
+	@sh scripts/setup-verl
+
 setup-vllm: setup  ## Make .venv-vllm ready: vLLM for engines with `engine.backend: vllm` on a CPU (2.5 GB)
 	@sh scripts/setup-vllm
 
@@ -65,7 +68,7 @@ coverage: setup setup-gyms setup-agents setup-coders setup-environments setup-se
 test-coders: setup setup-coders  ## Run all tests of coding agents (Claude Code, Codex, …), those on real SGLang too: minutes
 	@PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(PY) -m pytest tests/coders -m ""  # those that teach a model too
 
-test-vllm: setup setup-vllm  ## Run all tests on a real vLLM server: minutes
+test-vllm: setup setup-vllm setup-agents  ## Run all tests on a real vLLM server: minutes
 	@PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(PY) -m pytest -n 0 tests -m "vllm"
 
 lint: setup setup-lint  ## ruff, mypy --strict, import contracts, hadolint
@@ -118,4 +121,4 @@ kill-proxy: setup  ## kill -9 to the proxy's workers under load, on both databas
 mutants: setup setup-mutants  ## Change the pure modules in small ways; count the changes that no test notices (an hour; GROUPS="credit forks" for some)
 	@$(PY) scripts/mutants.py $(GROUPS)
 
-.PHONY: help setup setup-gyms setup-environments setup-agents setup-coders setup-servers setup-peers setup-trl setup-docs setup-lint setup-vllm setup-mutants demo demo-quick test test-long test-thorough coverage test-coders test-vllm lint docs bench gpu gpu-rehearsal crash kill-proxy mutants
+.PHONY: help setup setup-gyms setup-environments setup-agents setup-coders setup-servers setup-peers setup-trl setup-docs setup-lint setup-verl setup-vllm setup-mutants demo demo-quick test test-long test-thorough coverage test-coders test-vllm lint docs bench gpu gpu-rehearsal crash kill-proxy mutants

@@ -171,7 +171,12 @@ def recredit(database: Database, step: Row[Any], batch: Batch, credit: Credit) -
     )
     recorded = database.query(_algorithm, step)
     old = turn_advantages(batch.trajectories, recorded)
-    new = turn_advantages(rebatched.trajectories, Algorithm(preset=credit.estimator) if credit.estimator else recorded)
+    chosen = Algorithm(preset=credit.estimator) if credit.estimator else recorded
+    if judge and chosen.normalization == "per_reward":
+        raise UserError(
+            "--rescore: the advantages (per_reward) compare rewards name by name, and a new score has no name"
+        )
+    new = turn_advantages(rebatched.trajectories, chosen)
     changes = [
         Change(before.trajectory_id, before.episode_return, after.episode_return, _mean(before, a), _mean(after, b))
         for before, after, a, b in zip(batch.trajectories, rebatched.trajectories, old, new, strict=True)
@@ -197,12 +202,16 @@ def records(step: Row[Any], credited: Recredited) -> list[Record]:
 def _algorithm(conn: Connection, step: Row[Any]) -> Algorithm:
     """The algorithm of a step: from the run's configuration, else from the step's estimator.
 
-    Raises UserError when its advantages need a critic or a reference policy.
+    Raises UserError when its advantages need the outputs of another model.
     """
     configured = runs.get(conn, step.run_id).config.get("trainer", {}).get("algorithm")
     algorithm = Algorithm.model_validate(configured or step.estimator)
-    if algorithm.needs_critic or (algorithm.needs_reference and algorithm.kl == "reward"):
-        model = "critic" if algorithm.needs_critic else "reference policy"
+    models = {
+        "critic": algorithm.needs_critic,
+        "reference policy": algorithm.needs_reference and algorithm.kl == "reward",
+        "teacher": algorithm.teaches_tokens,
+    }
+    for model in (name for name, needed in models.items() if needed):
         raise UserError(f"step {step.step} was trained with a {model}, whose outputs are not in the store")
     if algorithm.advantage is not None:
         raise UserError(f"step {step.step} was trained with the advantages of {algorithm.advantage}, not of a preset")

@@ -41,8 +41,9 @@ The *behaviour* policy sampled the token; its probabilities are those that the e
 is the policy just before the step. Their ratio w corrects for data that is older than the step, and for numerical
 differences between engine and trainer. ρ limits how far one step changes the policy. With one minibatch per step ρ is
 1, because the policy has not changed when the loss is computed. With several minibatches, `proximal: recompute` costs
-one forward pass and `interpolate` costs none. `m2_threshold` costs one forward pass of each minibatch
-(`masked_fraction` is the share of tokens that it masks).
+one forward pass and `interpolate` costs none. `m2_threshold`, `clip_cov`, `kl_cov`, `correction_normalize` and
+`masked_in_mean: false` depend on figures of the whole minibatch, which cost one more forward pass of it
+(`masked_fraction` is the share of tokens that the first two mask).
 
 A *sequence* is a trajectory: the loss tokens of one path through a session's calls, without the tokens between them.
 All totals (tokens, trajectories, M2PO's second moment) are taken over the whole minibatch. Losses and gradients
@@ -53,11 +54,12 @@ with weights within the staleness limit. If `correction: mask`, `correction: rej
 token, its loss is 0, but it still counts in the denominator (tokens, its trajectory's length, trajectories). So does
 a trajectory whose tokens are all masked. KL and entropy of a masked token still count.
 
-verl's rejection and AReaL's M2PO remove such tokens from the loss mask before the mean. If a share f of the tokens is
-kept, their `token_mean` is ours divided by f, and their mean over a trajectory is over its kept tokens only. Ours
-keeps each token's weight, so a batch with few tokens left changes the policy less. The learning rate that matches
-theirs is ours divided by f. For M2PO, f is 1 − `masked_fraction`; for corrections it is 1 − `behavior_weight_capped`.
-AdamW and `grad_clip` undo part of the difference.
+verl's rejection and AReaL's M2PO remove such tokens from the loss mask before the mean, and `masked_in_mean: false`
+does the same: masked tokens are in no denominator and have neither KL nor entropy in the loss. With the default, if a
+share f of the tokens is kept, their `token_mean` is ours divided by f, and their mean over a trajectory is over its
+kept tokens only. Ours keeps each token's weight, so a batch with few tokens left changes the policy less. The learning
+rate that matches theirs is ours divided by f. For M2PO, f is 1 − `masked_fraction`; for corrections it is 1 −
+`behavior_weight_capped`. AdamW and `grad_clip` undo part of the difference.
 
 Ratios of a turn or a sequence are geometric means, in GSPO's token form. If all tokens of a trajectory have the same
 advantage, value and gradient equal GSPO's. If turns have different advantages, each token's gradient uses the
@@ -97,17 +99,28 @@ L − B, by `p (n − (L − B)) / B` between L − B and L, and by p from L on 
 `overlong_penalty` p). Recorded rewards and returns do not change.
 
 **Successes and failures apart.** `positive_weight` and `negative_weight` multiply advantages of that sign, after all
-else: `negative_weight: 0` learns from successes only, `positive_weight: 0` from failures only; `positive_weight: 0.1` is
-W-REINFORCE, which keeps the entropy higher. `baseline_shift` δ is added to baselines: below 0 it counts successes more (AsymRE); with
-`baseline: none`, 0.5 makes rewards of 0 and 1 those of −½ and ½. `rescale_tied` multiplies the advantages by the number
-of episodes over that of episodes in groups with spread, so a batch of many tied groups changes the policy as much as
-one of few.
+else: `negative_weight: 0` learns from successes only, `positive_weight: 0` from failures only; `positive_weight: 0.1`
+is W-REINFORCE, which keeps the entropy higher. `baseline_shift` δ is added to baselines: below 0 it counts successes
+more (AsymRE); with `baseline: none`, 0.5 makes rewards of 0 and 1 those of −½ and ½. `rescale_tied` multiplies the
+advantages by the number of episodes over that of episodes in groups with spread, so a batch of many tied groups changes
+the policy as much as one of few.
 
 **The best of k.** `baseline: max_at_k` raises the expected maximum of `best_of` k episodes instead of the mean: an
 episode's advantage is k times the mean of what it adds to the maximum of k − 1 others of its group. For rewards of 0
 and 1 that is pass@k. Advantages are never negative, and 0 for all but the best few. The policy keeps solutions that
 differ; its mean reward rises more slowly. `best_of` is at most `rollout.group_size`, and groups should be larger
 than it.
+
+**Several rewards.** `normalization: per_reward` (GDPO) divides the rewards of each name by their own deviation within
+the group before they are summed by `reward_weights`, so a reward of large numbers does not hide one of small numbers,
+and two episodes with the same sum differ if their rewards do. The sum is whitened over the batch. A reward that an
+episode lacks counts as 0; the overlong penalty is a reward named `overlong`. The weights of `reward.components` have no
+effect then, because each reward is divided by its own deviation.
+
+**Steps in the same state.** `step_weight` ω (GiGPO) adds ω times a second advantage to each call: its own return among
+the calls of its group whose prompts have the same tokens, normalised by their deviation. Episodes of a group all begin
+in one state; further ones are equal where agents act alike, for example in games with few states. A call that is alone
+in its state adds 0.
 
 ### Filters
 
@@ -140,6 +153,9 @@ max((V − T)², (V_old + clip(V − V_old, ±`value_clip`) − T)²), mean over
 optimizer moments. `value_loss`, `value_grad_norm` and `explained_variance` (1 − Var(T − V)/Var(T), with the values
 before the step) measure it.
 
+In the first `critic_warmup_steps` steps only the critic learns: the policy is measured and published as it is.
+`critic_lr_schedule` gives the critic a schedule of its own.
+
 Samples with the same first tokens share states and values, which are computed once; each sample has its own advantages.
 
 ## The reference policy
@@ -152,14 +168,48 @@ are computed, with π before the step. A token's return is reduced by the β·KL
 tokens of its trajectory. With `credit: trajectory`, and in baselines and scales, an episode's return is reduced by the
 β·KL of all its tokens. `kl_reference` is the mean estimate over loss tokens.
 
+With `kl_target`, a controller changes `kl_coef` after each step so that `kl_reference` stays at the target, and starts
+at the configured value: β ← β (1 + `kl_gain` · clip(`kl_reference`/target − 1, ±0.2)), as in arXiv 1909.08593, section
+2.2. verl's and TRL's gain is episodes of a step / horizon. The metric `kl_coef` is the weight of the step; checkpoints
+contain it.
+
 The reference is the base model, or the one that `trainer.reference` names: a model's folder, a checkpoint or a
 published version. With `kl_refresh_steps` N, the policy becomes the new reference after every N-th step, and
 checkpoints contain the reference. In memory the reference is one more copy of the trained parameters, sharded like
 them. For its forward pass, which has no gradients, the copy is swapped with the policy's parameters, so frozen layers
 are in memory once.
 
-The outputs of a critic or a reference are not stored. `agentrl replay` therefore checks the batches of such runs, but
-cannot compute their advantages under another credit (with `kl: loss` it can)."""
+## Distillation
+
+A teacher scores the tokens that the student sampled, so the student learns on the states that it visits itself
+(on-policy distillation). `trainer.teacher` names the teacher: a model folder, or a built-in model. It may be larger and
+of another architecture, but must have the student's tokenizer: another one is refused, with the first token that
+differs. `distill_coef` c is the weight of the divergence:
+
+```yaml
+trainer:
+  teacher: /models/Qwen3-8B
+  algorithm: {preset: grpo, distill_coef: 1.0, reward_weight: 0.0}
+```
+
+| `distill` | what each loss token gets | what it costs |
+| --- | --- | --- |
+| `sampled` | −c (log π − log π_teacher) in its advantage, π before the step | a forward pass of teacher and student |
+| `full` | c · D in its loss, D over the vocabulary | a forward pass of the teacher, logits of both models twice |
+
+`sampled` is an unbiased estimate of the gradient of the reverse KL divergence at the visited states, and has the
+algorithm's ratio, clip and correction. A token costs its own divergence only, not that of later tokens. `full` has no
+sampling noise: `distill_divergence` is `reverse` (it seeks the teacher's modes), `forward` (it covers them) or
+`jensen_shannon`, and `distill_top_k` compares only the teacher's k likeliest tokens. Both take the tokens' sampling
+temperature for both models, count masked tokens as any loss does, and add to the rewards: `reward_weight` is the factor
+of the advantages that come from rewards, and 0 leaves only the teacher. All groups teach then, those with equal rewards
+too. `kl_teacher` is the mean divergence over loss tokens.
+
+The teacher has the precision and the sharding of the policy, never learns, and is in no checkpoint. `distill: full`
+needs `resources.trainer.context: 1`.
+
+The outputs of a critic, a reference or a teacher are not stored. `agentrl replay` therefore checks the batches of such
+runs, but cannot compute their advantages under another credit (with `kl: loss` it can)."""
 
 TAIL = """## Functions of your own
 

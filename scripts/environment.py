@@ -48,6 +48,7 @@ LOCKS = {
     "servers": ROOT / "requirements" / "servers.lock",
     "docs": ROOT / "requirements" / "docs.lock",
     "lint": ROOT / "requirements" / "lint.lock",
+    "verl": ROOT / "requirements" / "verl.lock",
     "vllm": ROOT / "requirements" / "vllm.lock",
 }
 ADDED = {"gyms"}

@@ -39,6 +39,8 @@ class Passes:
     ages: Mapping[int, int]  # weight version that sampled → its age at this step
     loss_function: LossFunction | None = None  # the user's, in place of the algorithm's
     router_aux_loss_coef: float = 0.0
+    teacher: Policy | None = None
+    mean_weight: float = 1.0  # of the minibatch, by which behaviour weights are divided
     _versions: tuple[Tensor, Tensor] | None = None  # those of `ages` in ascending order, and their ages
 
     def logprobs(self, m: Microbatch) -> Tensor:
@@ -52,19 +54,31 @@ class Passes:
 
         `progress` is the share of the step's optimizer updates that are already made.
         """
+        algorithm, lesson = self.algorithm, None
+        if algorithm.compares_vocabularies:
+            assert self.teacher is not None
+            how = algorithm.distill_divergence, algorithm.distill_top_k
+            lesson = self.teacher.lesson(replace(m, routes=None), *how)
         with self._observing() as choices:
-            logprobs_P, entropy_P = self.policy(m, entropy_gradient=bool(self.algorithm.entropy_coef), masked=m.masked)
+            logprobs_P, entropy_P, *divergence = self.policy(
+                m, entropy_gradient=bool(algorithm.entropy_coef), masked=m.masked, lesson=lesson
+            )
         logprobs_S, entropy_S = logprobs_P[m.predictions_S], entropy_P[m.predictions_S]
         measured = self._measured(m, logprobs_P.detach(), entropy_P.detach())
         tokens = LossTokens(
             logprobs_S=logprobs_S,
-            proximal_S=self._proximal(logprobs_S.detach(), m, progress),
+            proximal_S=self.proximal(logprobs_S.detach(), m, progress),
             behavior_S=m.behavior_S,
             advantages_S=m.advantages_S,
             trajectories=Rows(m.trajectories_S, m.sequences),
             turns=Rows(m.turns_S, m.turns),
             keep_S=m.keep_S,
+            counts_S=m.counts_S,
+            far_S=m.far_S,
+            mean_weight=self.mean_weight,
             reference_S=m.reference_S,
+            teacher_S=m.teacher_S,
+            divergence_S=divergence[0][m.predictions_S] if divergence else None,
             entropy_S=entropy_S,
         )
         if self.loss_function is None:
@@ -72,7 +86,12 @@ class Passes:
         else:
             loss, sums = user_loss(self.loss_function, tokens, totals, self.algorithm)
         sums["entropy"] = entropy_S.detach().double().sum()
-        detached = replace(tokens, logprobs_S=logprobs_S.detach(), entropy_S=entropy_S.detach())
+        detached = replace(
+            tokens,
+            logprobs_S=logprobs_S.detach(),
+            entropy_S=entropy_S.detach(),
+            divergence_S=None if tokens.divergence_S is None else tokens.divergence_S.detach(),
+        )
         stats.add_microbatch(m, sums, Seen(m.trajectory_ids, detached, measured))
         if m.proximal_S is not None or not progress:  # logprobs of the policy before the step
             before_S = logprobs_S if m.proximal_S is None else m.proximal_S
@@ -111,7 +130,7 @@ class Passes:
         where_M = m.masked.predictions_M
         return MeasuredOutputs(logprobs_P[where_M], entropy_P[where_M], m.masked.trajectories_M)
 
-    def _proximal(self, logprobs_S: Tensor, m: Microbatch, progress: float) -> Tensor:
+    def proximal(self, logprobs_S: Tensor, m: Microbatch, progress: float) -> Tensor:
         """(S,) log π of the proximal policy, which the importance ratio is against."""
         if self.algorithm.proximal == "behavior":
             return m.behavior_S

@@ -6,26 +6,37 @@ import math
 
 from torch.optim import Optimizer
 
-from agentrl.configs.trainer_config import UpdateConfig
+from agentrl.configs.trainer_config import Schedule, TrainerConfig, UpdateConfig
 
 
-def learning_rate(step: int, steps: int, config: UpdateConfig) -> float:
+def learning_rate(step: int, steps: int, lr: float, schedule: Schedule, warmup: int) -> float:
     """The learning rate of step 1 … `steps`.
 
     It rises linearly over w warm-up steps. Then it is lr, lr (1 − x) or lr (1 + cos πx)/2, where
     x = (step − 1 − w)/(steps − w).
     """
-    done, warmup = step - 1, config.warmup_steps
+    done = step - 1
     if done < warmup:
-        return config.lr * step / (warmup + 1)
+        return lr * step / (warmup + 1)
     x = (done - warmup) / max(1, steps - warmup)
-    match config.lr_schedule:
+    match schedule:
         case "constant":
-            return config.lr
+            return lr
         case "linear":
-            return config.lr * (1 - x)
+            return lr * (1 - x)
         case "cosine":
-            return config.lr * (1 + math.cos(math.pi * x)) / 2
+            return lr * (1 + math.cos(math.pi * x)) / 2
+
+
+def policy_rate(step: int, steps: int, config: UpdateConfig) -> float:
+    """The configured learning rate of a step."""
+    return learning_rate(step, steps, config.lr, config.lr_schedule, config.warmup_steps)
+
+
+def critic_rate(step: int, steps: int, config: TrainerConfig) -> float:
+    """The critic's learning rate of a step, by its own schedule where it has one."""
+    schedule = config.critic_lr_schedule or config.lr_schedule
+    return learning_rate(step, steps, config.critic_lr, schedule, config.warmup_steps)
 
 
 def set_learning_rate(optimizer: Optimizer, lr: float) -> None:

@@ -34,6 +34,7 @@ class Sample:
     reference: Float32 | None = None  # (T,) logprobs of the reference policy
     values: Float32 | None = None  # (T,) values of the critic before the step
     targets: Float32 | None = None  # (T,) targets of the critic
+    teacher: Float32 | None = None  # (T,) logprobs of the teacher
     measured: bool = field(default=False, kw_only=True)  # the update also measures its masked outputs
 
     def __post_init__(self) -> None:
@@ -89,7 +90,10 @@ class Microbatch:
     reference_S: Tensor | None = field(default=None)  # float32, where there is a reference policy
     values_S: Tensor | None = field(default=None)  # float32, where there is a critic: its values before the step
     targets_S: Tensor | None = field(default=None)  # float32, where there is a critic
-    keep_S: Tensor | None = field(default=None)  # bool, set where an algorithm leaves tokens out
+    teacher_S: Tensor | None = field(default=None)  # float32, where a teacher's logprobs are in the advantages
+    keep_S: Tensor | None = field(default=None)  # bool, as the next two: set where an algorithm chooses tokens
+    counts_S: Tensor | None = field(default=None)
+    far_S: Tensor | None = field(default=None)
     masked: MaskedOutputs | None = field(default=None)  # where samples with such tokens are measured
     routes: NodeRoutes | None = field(default=None)  # where trajectories have recorded experts
 
@@ -237,6 +241,7 @@ def microbatch(tree: PrefixTree, samples: Sequence[Sample], *, unpacked: bool) -
         reference_S=known("reference"),
         values_S=known("values"),
         targets_S=known("targets"),
+        teacher_S=known("teacher"),
         masked=masked,
         routes=node_routes(len(tree), tree.paths, [s.tokens.routed for s in samples]),
     )

@@ -22,6 +22,7 @@ from agentrl.domain.batches.outline import Credited, Outline
 from agentrl.domain.batches.rank_shares import Cut, cut_outlines, group_tokens, ranks_of
 from agentrl.domain.schemas import Float32, TrajectoryTokens
 from agentrl.trainer.algorithms.advantages import penalized_advantages, token_advantages, turn_advantages
+from agentrl.trainer.algorithms.bounds import LARGEST_LOG_RATIO, bounded
 from agentrl.trainer.algorithms.kl import kl_divergence
 from agentrl.trainer.algorithms.user_functions import AdvantageFunction, user_advantages
 from agentrl.trainer.batches.share import Pack, Share, built, cut_arrays, packs_of
@@ -114,7 +115,8 @@ def planned_ranks(
 
 def _scored_first(algorithm: Algorithm) -> bool:
     """Whether advantages need logprobs or values of the models."""
-    return algorithm.needs_critic or (algorithm.needs_reference and algorithm.kl == "reward")
+    costs = algorithm.needs_reference and algorithm.kl == "reward"
+    return algorithm.needs_critic or algorithm.teaches_tokens or costs
 
 
 def _cut(batch: Sequence[Credited]) -> Cut:
@@ -134,26 +136,38 @@ def _scored(
 ) -> list[Sample]:
     """This rank's samples; `advantages` are None where they depend on logprobs or values. Collective."""
     scorer = Scorer(trajectories, budget, world, times)
-    reference = logprobs = values = targets = costs = None
+    reference = logprobs = values = targets = costs = teacher = None
     if algorithm.needs_reference:
         assert models.reference is not None
         with models.reference.in_place():
             reference = scorer.score(lambda m: models.policy(replace(m, routes=None))[0])  # routing_replay.py
-        if algorithm.kl == "reward":
-            logprobs = scorer.score(lambda m: models.policy(m)[0])
-            reshard(models.policy)
+    if algorithm.teaches_tokens or (algorithm.needs_reference and algorithm.kl == "reward"):
+        logprobs = scorer.score(lambda m: models.policy(m)[0])
+        reshard(models.policy)
+        if reference is not None and algorithm.kl == "reward":
             costs = [_cost(a, b, algorithm) for a, b in zip(logprobs, reference, strict=True)]
+    if algorithm.teaches_tokens:
+        assert models.teacher is not None
+        own = models.teacher
+        teacher = scorer.score(lambda m: own(replace(m, routes=None))[0])
+        reshard(own)
     if advantages is None and algorithm.needs_critic:
         assert models.critic is not None
         values = scorer.score(models.critic.critic)
         reshard(models.critic.critic)
         advantages, targets = gae_advantages(trajectories, algorithm, values, costs, batch, world.total)
-    elif advantages is None:
-        assert costs is not None
+    elif advantages is None and costs is not None:
         advantages = penalized_advantages(trajectories, algorithm, costs, batch, world.total)
+    elif advantages is None:
+        free = [np.zeros(len(t.input_ids), np.float32) for t in trajectories]
+        advantages = penalized_advantages(trajectories, algorithm, free, batch, world.total)
+    if algorithm.reward_weight != 1:
+        advantages = [np.float32(algorithm.reward_weight) * advantages_T for advantages_T in advantages]
+    if teacher is not None and logprobs is not None:
+        advantages = [_taught(*one, algorithm) for one in zip(advantages, logprobs, teacher, strict=True)]
+    scores = (logprobs, reference, values, targets, teacher)
     return [
-        Sample(t, advantages[i], *(scores[i] if scores else None for scores in (logprobs, reference, values, targets)))
-        for i, t in enumerate(trajectories)
+        Sample(t, advantages[i], *(found[i] if found else None for found in scores)) for i, t in enumerate(trajectories)
     ]
 
 
@@ -197,6 +211,18 @@ def _cost(logprobs_T: Float32, reference_T: Float32, algorithm: Algorithm) -> Fl
     kl_T = kl_divergence(torch.from_numpy(logprobs_T), torch.from_numpy(reference_T), algorithm.kl_estimator)
     cost_T: Float32 = (algorithm.kl_coef * kl_T).numpy()
     return cost_T
+
+
+def _taught(advantages_T: Float32, logprobs_T: Float32, teacher_T: Float32, algorithm: Algorithm) -> Float32:
+    """(T,) A − c (log π − log π_teacher): the reverse KL divergence of each token as its own cost, not that of later
+    tokens. 0 where both logprobs are 0.
+
+    The gradient at π is that of E[Σ_t KL_t] with the states that π visits held fixed. GKD, arXiv 2306.13649, which also
+    leaves out the dependence of states on π; "On-Policy Distillation", Thinking Machines Lab, 2025.
+    """
+    gap_T = torch.from_numpy(logprobs_T) - torch.from_numpy(teacher_T)
+    cost_T: Float32 = (algorithm.distill_coef * bounded(gap_T, LARGEST_LOG_RATIO)).numpy()
+    return advantages_T - cost_T
 
 
 class Scorer:

@@ -35,7 +35,7 @@ from agentrl.trainer.batches.step_times import StepTimes
 from agentrl.trainer.checkpoints.checkpoint import StepRecord
 from agentrl.trainer.checkpoints.stored_checkpoints import stored_checkpoints, stored_weights
 from agentrl.trainer.distributed import World
-from agentrl.trainer.learning_rate import learning_rate, set_learning_rate
+from agentrl.trainer.learning_rate import critic_rate, policy_rate, set_learning_rate
 from agentrl.trainer.metrics.batch_metrics import Metrics, finite
 from agentrl.trainer.metrics.engine_gaps import CallGaps
 from agentrl.trainer.metrics.fact_collector import FactCollector, chosen
@@ -279,7 +279,7 @@ def learn(
     """Update the models from a batch; returns this rank's share with advantages, the metrics of the update, and, of
     this rank, the facts of tokens and the gaps of calls. Collective.
     """
-    config = t.config.trainer
+    config = t.config.trainer.model_copy(update={"algorithm": t.models.algorithm(t.config.trainer.algorithm)})
     share = make_share(
         batch.outlines,
         batch.read,
@@ -293,10 +293,10 @@ def learn(
     )
     t.ahead = t.ahead or read_ahead(t)
     t.ahead.start()
-    lr = learning_rate(batch.step, t.config.steps, config)
+    lr = policy_rate(batch.step, t.config.steps, config)
     set_learning_rate(t.optimizer, lr)
     if t.models.critic:
-        set_learning_rate(t.models.critic.optimizer, config.critic_lr * lr / config.lr)
+        set_learning_rate(t.models.critic.optimizer, critic_rate(batch.step, t.config.steps, config))
     chosen_ids = chosen(batch.outline, config.token_facts)
     facts = FactCollector(chosen_ids, config.algorithm, own_loss=functions.loss is not None)
     gaps = CallGaps()
@@ -314,9 +314,12 @@ def learn(
         facts,
         times,
         gaps,
+        only_critic=batch.step <= config.critic_warmup_steps,
+        teacher=t.models.teacher,
     )
-    after_step(t.models, batch.step, config)
-    return share, metrics | {"lr": lr}, facts, gaps
+    after_step(t.models, batch.step, config, metrics)
+    controlled = {} if t.models.kl_coef is None else {"kl_coef": config.algorithm.kl_coef}
+    return share, metrics | controlled | {"lr": lr}, facts, gaps
 
 
 def on_nonfinite(t: Trainer, step: int, found: NonFinite) -> None:

@@ -3,7 +3,7 @@
     plan    samples ─► prefix trees ─┬─► minibatches of groups that teach ─► microbatches of this rank
                                      └─► groups without an advantage, "silent"
     score   silent groups: forward only, for means and metrics; several minibatches: proximal logprobs of all first
-    learn   for each minibatch: forward and backward of its microbatches ─► clip ─► AdamW
+    learn   for each minibatch: choose tokens ─► forward and backward of its microbatches ─► clip ─► AdamW
 
 A critic learns from the same minibatches, with gradients and an optimizer of its own. With one minibatch the policy
 has not moved when its logprobs are computed, so these are the proximal logprobs and need no forward pass of their own.
@@ -20,10 +20,10 @@ import torch
 
 from agentrl.configs.trainer_config import TrainerConfig
 from agentrl.trainer.algorithms.aggregation import Totals
-from agentrl.trainer.algorithms.corrections import second_moment_limit, under_limit
 from agentrl.trainer.algorithms.user_functions import LossFunction
 from agentrl.trainer.batches.share import Pack, Share, built, minibatch_packs, share_of
 from agentrl.trainer.batches.step_times import StepTimes
+from agentrl.trainer.batches.token_choice import Scored, choose_tokens, counted
 from agentrl.trainer.distributed import World
 from agentrl.trainer.forward_pass import Passes, value_loss
 from agentrl.trainer.metrics.batch_metrics import Metrics
@@ -67,12 +67,18 @@ class Update:
     token_facts: FactCollector | None = None
     call_gaps: CallGaps | None = None
     times: StepTimes = field(kw_only=True)
+    only_critic: bool = False
 
     @property
     def models(self) -> list[tuple[str, Body, torch.optim.Optimizer]]:
-        """For each model that learns: the name of its gradient norm's metric, the model, its optimizer."""
+        """For each model: the name of its gradient norm's metric, the model, its optimizer."""
         critic = [("value_grad_norm", self.learner.critic, self.learner.optimizer)] if self.learner else []
         return [("grad_norm", self.passes.policy, self.optimizer), *critic]
+
+    @property
+    def learning(self) -> list[tuple[str, Body, torch.optim.Optimizer]]:
+        """Those of `models` that learn in this step."""
+        return self.models[1:] if self.only_critic else self.models
 
     def built(self, packs: Iterable[Pack], *, last: bool = True) -> Iterator[tuple[Pack, Microbatch]]:
         """As share.built, on this rank's device."""
@@ -101,11 +107,15 @@ def update_policy(
     token_facts: FactCollector | None = None,
     times: StepTimes | None = None,
     call_gaps: CallGaps | None = None,
+    *,
+    only_critic: bool = False,
+    teacher: Policy | None = None,
 ) -> Metrics:
     """Train on samples, sampled by weights up to `version`; `ages` maps each version that sampled them to its age.
     `samples` is this rank's share of them, or all samples on every rank. `loss` is the user's, in place of the
     algorithm's. `token_facts` gets the tokens of finite minibatches, `call_gaps` how far their calls' logprobs are
-    from the engine's, and `times` the time of each part.
+    from the engine's, and `times` the time of each part. With `only_critic` the policy is measured and stays.
+    `teacher` is there where the loss compares distributions.
 
     A minibatch whose loss or gradient is not finite changes nothing and enters no metric: `on_nonfinite` is called with
     the `NonFinite`, and may raise. Returns the metrics, equal on every rank. Collective.
@@ -118,7 +128,7 @@ def update_policy(
     )
     if token_facts is not None:
         share = replace(share, samples=token_facts.marked(share.samples))
-    passes = Passes(policy, config.algorithm, version, ages, loss, config.router_aux_loss_coef)
+    passes = Passes(policy, config.algorithm, version, ages, loss, config.router_aux_loss_coef, teacher)
     times = times or StepTimes(world.device)
     update = Update(
         passes,
@@ -130,9 +140,13 @@ def update_policy(
         token_facts=token_facts,
         call_gaps=call_gaps,
         times=times,
+        only_critic=only_critic,
     )
     with times.reading("build"):
         work = plan_update(share, budget, config, world)
+    if not config.algorithm.masked_in_mean:
+        _choose_tokens(update, work.silent, 0.0)
+        work = replace(work, silent_totals=counted(work.silent, world))
     score(update, work)
     learn(update, work)
     return _metrics(update, share)
@@ -144,14 +158,7 @@ def update_policy(
 def plan_update(share: Share, budget: int, config: TrainerConfig, world: World) -> Plan:
     """Pack groups into this rank's microbatches of at most `budget` tokens. Collective."""
     minibatches, silent = minibatch_packs(share, config.algorithm, config.minibatches, budget, world)
-    return Plan(minibatches, silent, _totals(silent, world))
-
-
-def _totals(packs: Iterable[Pack], world: World) -> Totals:
-    """Loss tokens and trajectories, over all ranks. Collective."""
-    mine = [(pack.loss_tokens, len(pack.samples)) for pack in packs]
-    counted = world.total({"tokens": float(sum(t for t, _ in mine)), "sequences": float(sum(s for _, s in mine))})
-    return Totals(**counted)
+    return Plan(minibatches, silent, counted(silent, world))
 
 
 # -- score ------------------------------------------------------------------------------------------------------------
@@ -165,7 +172,7 @@ def score(update: Update, work: Plan) -> None:
         with update.times.reading("forward"):
             passes.loss(m, work.silent_totals, 0.0, silent)
     algorithm = passes.algorithm
-    known = algorithm.needs_reference and algorithm.kl == "reward"  # scoring.py has computed them
+    known = algorithm.teaches_tokens or (algorithm.needs_reference and algorithm.kl == "reward")  # by scoring.py
     if len(work.minibatches) > 1 and algorithm.proximal == "recompute" and not known:
         for packs in work.minibatches:
             for pack, m in update.built(packs, last=False):
@@ -183,10 +190,10 @@ def score(update: Update, work: Plan) -> None:
 def learn(update: Update, work: Plan) -> None:
     """Make one optimizer step for each minibatch, unless it is not finite. Collective."""
     count = len(work.minibatches)
-    update.grad_norms = {name: [] for name, *_ in update.models}
+    update.grad_norms = {name: [] for name, *_ in update.learning}
     for done, packs in enumerate(work.minibatches):
-        totals = _plus(_totals(packs, update.world), work.silent_totals, 1 / count)
-        _mask_outliers(update, packs)
+        _choose_tokens(update, packs, done / count)
+        totals = _plus(counted(packs, update.world), work.silent_totals, 1 / count)
         stats = _accumulate_gradients(update, packs, totals, done / count)
         with update.times.reading("update"):
             finite = _apply_gradients(update, stats, f"minibatch {done + 1} of {count}")
@@ -196,17 +203,19 @@ def learn(update: Update, work: Plan) -> None:
             update.skipped += 1
     for _, model, _ in update.models:
         reshard(model)  # the optimizer and checkpoints know shards
+    if update.passes.teacher is not None:
+        reshard(update.passes.teacher)
 
 
 def _apply_gradients(update: Update, stats: StepStats, where: str) -> bool:
     """Clip the gradients and make the optimizers' steps, unless something is not finite; returns whether all was
     finite. Collective.
     """
-    for _, model, _ in update.models:
+    for _, model, _ in update.learning:
         average_replicated(model, update.world.mesh)
-    norms = {name: clip_gradients(model, update.config.grad_clip) for name, model, _ in update.models}
+    norms = {name: clip_gradients(model, update.config.grad_clip) for name, model, _ in update.learning}
     finite = _is_finite(update, stats, norms, where)
-    for name, _, optimizer in update.models:
+    for name, _, optimizer in update.learning:
         if finite:
             optimizer.step()
             update.grad_norms[name].append(norms[name])
@@ -219,10 +228,11 @@ def _accumulate_gradients(update: Update, packs: Sequence[Pack], totals: Totals,
     stats, algorithm, times = StepStats(), update.passes.algorithm, update.times
     for i, (_, m) in enumerate(update.built(packs), 1):
         more = update.config.keep_gathered and i < len(packs)
-        with times.reading("forward"):
+        with times.reading("forward"), torch.set_grad_enabled(not update.only_critic):
             loss = update.passes.loss(m, totals, progress, stats)
-        with times.reading("backward"):
-            backward(update.passes.policy, loss, update.world, more=more)
+        if not update.only_critic:
+            with times.reading("backward"):
+                backward(update.passes.policy, loss, update.world, more=more)
         if update.learner:
             critic = update.learner.critic
             with times.reading("forward"):
@@ -237,18 +247,20 @@ def _plus(totals: Totals, rest: Totals, share: float) -> Totals:
 
 
 @torch.no_grad()
-def _mask_outliers(update: Update, packs: Sequence[Pack]) -> None:
-    """Set `keep_S` where the algorithm limits the second moment over the whole minibatch. Collective."""
-    threshold = update.passes.algorithm.m2_threshold
-    if threshold is None:
+def _choose_tokens(update: Update, packs: Sequence[Pack], progress: float) -> None:
+    """Choose tokens by figures of the whole minibatch, where the algorithm does. Collective."""
+    passes = update.passes
+    if not passes.algorithm.chooses_tokens:
         return
-    log_ratios = []
-    for _, m in update.built(packs, last=False):
+    scored = []
+    for pack, m in update.built(packs, last=False):
         with update.times.reading("forward"):
-            log_ratios.append(update.passes.logprobs(m) - m.behavior_S)
-    limit = second_moment_limit(update.world.gather(torch.cat(log_ratios)), threshold)
-    for pack, log_ratio_S in zip(packs, log_ratios, strict=True):
-        pack.keep_S = under_limit(log_ratio_S, limit)
+            logprobs_S = passes.logprobs(m)
+        proximal_S = passes.proximal(logprobs_S, m, progress)
+        scored.append(Scored.of(pack, m, logprobs_S, proximal_S))
+        if passes.algorithm.proximal == "recompute":
+            pack.proximal_S = proximal_S
+    passes.mean_weight = choose_tokens(scored, passes.algorithm, passes.version, update.world)
 
 
 def _is_finite(update: Update, stats: StepStats, norms: Mapping[str, float], where: str) -> bool:
@@ -272,7 +284,10 @@ def _metrics(update: Update, share: Share) -> Metrics:
     """The metrics of the whole update. Collective."""
     policy, algorithm = update.passes.policy, update.passes.algorithm
     metrics = update.stats.metrics(
-        len(update.grad_norms["grad_norm"]), algorithm, update.world, own_loss=update.passes.loss_function is not None
+        len(next(iter(update.grad_norms.values()))),
+        algorithm,
+        update.world,
+        own_loss=update.passes.loss_function is not None,
     ) | _flops(update)
     if policy.routing is not None:
         metrics |= update.stats.routing_metrics(update.world, balances=update.config.router_aux_loss_coef > 0)

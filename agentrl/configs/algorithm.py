@@ -45,12 +45,19 @@ class Algorithm(Section):
     """
     best_of: Annotated[int, Field(ge=2, le=1024)] = 2
     """k of `max_at_k`; with binary rewards the objective is pass@k. At most `rollout.group_size`."""
+    step_weight: Weight = 0.0
+    """Factor of a second advantage of each call, of its own return among the calls of its group whose prompts have the
+    same tokens (GiGPO); 0: off.
+    """
     baseline_shift: Annotated[float, Field(ge=-1e6, le=1e6)] = 0.0
     """Added to every baseline of returns; below 0, successes count more than failures (AsymRE)."""
-    normalization: Literal["group_std", "batch_std", "whiten", "none"] = "group_std"
+    normalization: Literal["group_std", "batch_std", "whiten", "per_reward", "none"] = "group_std"
     """The divisor of an advantage: the standard deviation of the group's or the batch's returns; `whiten`: mean 0 and
-    deviation 1 over the batch's loss tokens.
+    deviation 1 over the batch's loss tokens; `per_reward`: `group_std` for the rewards of each name alone, summed by
+    `reward_weights`, then `whiten` (GDPO).
     """
+    reward_weights: dict[str, Weight] = Field(default_factory=dict, max_length=64)
+    """With `per_reward`, the factors of the normalised rewards, by name; a name that is not here has 1."""
     positive_weight: Weight = 1.0
     """Factor of positive advantages; 0: learn from failures only."""
     negative_weight: Weight = 1.0
@@ -86,6 +93,21 @@ class Algorithm(Section):
     m2_threshold: Above0 | None = None
     """Mask tokens with the largest (log π/π_behaviour)² until the mean of the rest is at most this; null: off."""
 
+    clip_cov: Fraction | None = None
+    """Share of a minibatch's tokens whose loss becomes 0: drawn from those that no bound changed and whose covariance,
+    (A − mean A)(log π − mean log π), lies between `clip_cov_low` and `clip_cov_high`; null: off.
+    """
+    clip_cov_low: NotNegative = 1.0
+    """Lower bound of the covariance of `clip_cov`."""
+    clip_cov_high: Above0 = 5.0
+    """Upper bound of the covariance of `clip_cov`."""
+    kl_cov: Fraction | None = None
+    """Share of a minibatch's tokens, those of the largest covariance, that get `kl_cov_coef` |log ρ| as an additional
+    loss; null: off.
+    """
+    kl_cov_coef: NotNegative = 1.0
+    """Weight of the additional loss of `kl_cov`."""
+
     proximal: Literal["recompute", "interpolate", "behavior"] = "recompute"
     """π_proximal: `recompute`: the policy before the step; `interpolate`: an interpolation by version between the
     behaviour and the current policy, without a forward pass; `behavior`: the behaviour policy.
@@ -100,6 +122,12 @@ class Algorithm(Section):
     """Upper bound of w."""
     correction_floor: NotNegative = 0.0
     """Lower bound of w, for `mask` and `reject`."""
+    correction_normalize: bool = False
+    """Divide the weights by their mean over the minibatch's tokens (self-normalised importance sampling)."""
+    masked_in_mean: bool = True
+    """Count tokens that `correction` or `m2_threshold` masks in the denominators of `aggregation`; false: leave them
+    out, as verl does, so that a minibatch's size does not depend on how many are masked.
+    """
 
     aggregation: Literal["token_mean", "sequence_mean", "sequence_sum", "constant"] = "sequence_mean"
     """The reduction of the loss: mean over tokens; mean over each trajectory's tokens, then over trajectories; sum over
@@ -115,8 +143,30 @@ class Algorithm(Section):
     """
     kl_coef: NotNegative = 0.0
     """Weight of the divergence; 0: off."""
+    kl_target: Above0 | None = None
+    """Mean divergence per loss token, in nats, that a controller keeps by changing `kl_coef` after each step: times
+    1 + `kl_gain` e, e the relative error of the measured divergence, within ±0.2; null: `kl_coef` stays.
+    """
+    kl_gain: Annotated[float, Field(gt=0, le=1)] = 0.1
+    """Gain of the controller of `kl_target`."""
     kl_refresh_steps: Tokens | None = None
     """Update the reference to the policy after every N steps; null: it stays `trainer.reference`."""
+    distill_coef: NotNegative = 0.0
+    """Weight of the divergence from `trainer.teacher` ([distillation](algorithms.md#distillation)); 0: off."""
+    distill: Literal["sampled", "full"] = "sampled"
+    """The form of that divergence: `sampled`: log π/π_teacher of the sampled token, as a part of its advantage; `full`:
+    over the vocabulary, as a part of the loss.
+    """
+    distill_divergence: Literal["reverse", "forward", "jensen_shannon"] = "reverse"
+    """`reverse`: KL(π ‖ π_teacher); with `full` also `forward`: KL(π_teacher ‖ π), and `jensen_shannon`: the mean of
+    both distributions' divergences from their mean.
+    """
+    distill_top_k: Annotated[int, Field(ge=2, le=1 << 20)] | None = None
+    """With `full`, compare only the teacher's k likeliest tokens, whose probabilities are divided by their sum; null:
+    all.
+    """
+    reward_weight: Weight = 1.0
+    """Factor of advantages that come from rewards, before those of the teacher are added; 0: distillation only."""
     entropy_coef: NotNegative = 0.0
     """Weight of the entropy bonus."""
     value_clip: Above0 | None = 0.2
@@ -152,6 +202,19 @@ class Algorithm(Section):
             self.credit != "trajectory" or self.normalization not in ("none", "whiten")
         ):
             raise ValueError("baseline max_at_k needs credit: trajectory and normalization: none or whiten")
+        if self.normalization == "per_reward" and (
+            self.credit != "trajectory" or self.baseline != "group_mean" or self.dynamic_sampling
+        ):
+            raise ValueError(
+                "normalization per_reward needs credit: trajectory, baseline: group_mean and no dynamic_sampling "
+                "(which compares sums of rewards)"
+            )
+        if self.normalization == "per_reward" and self.kl_coef and self.kl == "reward":
+            raise ValueError("normalization per_reward needs kl: loss, since a divergence is no reward of a name")
+        if self.step_weight and not self.is_group_relative:
+            raise ValueError("step_weight needs a baseline that comes from the group")
+        if self.reward_weights and self.normalization != "per_reward":
+            raise ValueError("reward_weights needs normalization: per_reward")
         if self.baseline_shift and self.baseline in ("critic", "max_at_k"):
             raise ValueError(f"baseline_shift does not apply to baseline {self.baseline}")
         if self.rescale_tied and not self.is_group_relative:
@@ -170,8 +233,24 @@ class Algorithm(Section):
             raise ValueError("correction_floor must be less than correction_cap")
         if self.correction_floor and self.correction not in ("mask", "reject"):
             raise ValueError(f"correction_floor applies to mask and reject, not to {self.correction}")
+        if self.correction_normalize and self.correction in ("reject", "none"):
+            raise ValueError("correction_normalize needs weights: correction truncate or mask")
+        if not self.masked_in_mean and self.correction not in ("mask", "reject") and self.m2_threshold is None:
+            raise ValueError("masked_in_mean: false needs correction mask or reject, or m2_threshold")
+        if self.clip_cov_low >= self.clip_cov_high:
+            raise ValueError("clip_cov_low must be less than clip_cov_high")
+        if (self.clip_cov or self.kl_cov) and self.ratio != "token":
+            raise ValueError("clip_cov and kl_cov need ratio: token")
         if self.overlong_tokens is not None and self.overlong_buffer > self.overlong_tokens:
             raise ValueError("overlong_buffer is larger than overlong_tokens")
+        if self.distill == "sampled" and (self.distill_divergence != "reverse" or self.distill_top_k is not None):
+            raise ValueError("distill: sampled has the reverse divergence of all tokens; other ones need distill: full")
+        if self.distill == "sampled" and self.distill_coef and self.advantage is not None:
+            raise ValueError("advantage replaces the estimator: it cannot be used with distill: sampled")
+        if not self.reward_weight and not self.distill_coef:
+            raise ValueError("reward_weight: 0 needs a distill_coef above 0: nothing would be learned")
+        if self.kl_target is not None and not self.kl_coef:
+            raise ValueError("kl_target needs a kl_coef above 0, from which the controller starts")
         if self.kl_refresh_steps is not None and not self.kl_coef:
             raise ValueError("kl_refresh_steps needs a kl_coef above 0")
         if self.dynamic_sampling and not self.is_group_relative:
@@ -186,12 +265,30 @@ class Algorithm(Section):
     @property
     def trains_every_token(self) -> bool:
         """Whether tokens without advantage contribute to the gradient."""
-        return bool(self.entropy_coef or self.m2_threshold or self.needs_critic or (self.kl_coef and self.kl == "loss"))
+        chosen = self.m2_threshold or self.clip_cov or self.kl_cov or self.distill_coef
+        return bool(chosen or self.entropy_coef or self.needs_critic or (self.kl_coef and self.kl == "loss"))
+
+    @property
+    def chooses_tokens(self) -> bool:
+        """Whether a minibatch's loss depends on figures of all of its tokens, which take a forward pass before it."""
+        return bool(
+            self.m2_threshold or self.clip_cov or self.kl_cov or self.correction_normalize or not self.masked_in_mean
+        )
 
     @property
     def needs_reference(self) -> bool:
         """Whether the algorithm uses a reference policy."""
         return bool(self.kl_coef)
+
+    @property
+    def teaches_tokens(self) -> bool:
+        """Whether a teacher's logprobs of the sampled tokens are a part of their advantages."""
+        return bool(self.distill_coef) and self.distill == "sampled"
+
+    @property
+    def compares_vocabularies(self) -> bool:
+        """Whether the loss has the divergence of whole distributions from a teacher's."""
+        return bool(self.distill_coef) and self.distill == "full"
 
     @property
     def needs_critic(self) -> bool:

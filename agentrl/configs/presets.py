@@ -221,4 +221,34 @@ PRESETS: dict[str, Preset] = {
         },
         differs="k is `best_of`",
     ),
+    "clip_cov": Preset(
+        title="Clip-Cov",
+        paper="The Entropy Mechanism of RL for Reasoning Language Models, arXiv 2505.22617",
+        formula="as GRPO; loss 0 at a random 2e-4 of the tokens, among those with "
+        "1 < (A − mean A)(log π − mean log π) < 5, mean over tokens",
+        parts={"clip_cov": 2e-4, "aggregation": "token_mean"},
+    ),
+    "kl_cov": Preset(
+        title="KL-Cov",
+        paper="The Entropy Mechanism of RL for Reasoning Language Models, arXiv 2505.22617",
+        formula="A as GRPO;  −ρA, + |log ρ| at the 2e-4 of the tokens with the largest "
+        "(A − mean A)(log π − mean log π), mean over tokens",
+        parts={"kl_cov": 2e-4, "clip": "none", "aggregation": "token_mean"},
+    ),
+    "gdpo": Preset(
+        title="GDPO",
+        paper="Group reward-Decoupled Normalization Policy Optimization, arXiv 2601.05242",
+        formula="A = whitened Σ_k w_k (R_k − mean R_k) / std R_k over the names k of rewards;  "
+        "−min(ρA, clip(ρ, 1−ε, 1+ε)A), mean over each sequence, then all",
+        parts={"credit": "trajectory", "normalization": "per_reward"},
+        differs="w is `reward_weights`",
+    ),
+    "gigpo": Preset(
+        title="GiGPO",
+        paper="Group-in-Group Policy Optimization, arXiv 2505.10978",
+        formula="A = (R − mean R) / std R + ω (R_c − mean R_c) / std R_c, R_c the return from call c on, over the "
+        "calls of the group with the same prompt;  −min(ρA, clip(ρ, 1−ε, 1+ε)A), mean over each sequence, then all",
+        parts={"credit": "trajectory", "step_weight": 1.0},
+        differs="ω is `step_weight`; the paper discounts R_c by 0.95 (`rollout.turn_discount`)",
+    ),
 }

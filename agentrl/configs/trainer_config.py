@@ -13,6 +13,7 @@ from agentrl.configs.section import NonNegative, Positive, Seconds, Section
 ALL_LINEAR = "all-linear"
 """Selects all linear layers except the output head."""
 Auto = Literal["auto"]
+Schedule = Literal["constant", "linear", "cosine"]
 CPU_TOKENS = 4096
 """What `tokens_per_microbatch: auto` means on a CPU."""
 EVALUATED = ("evaluation", "eval-rollout")
@@ -52,7 +53,7 @@ class UpdateConfig(Section):
 
     lr: Annotated[float, Field(gt=0)] = 5e-5
     """Peak learning rate of AdamW."""
-    lr_schedule: Literal["constant", "linear", "cosine"] = "constant"
+    lr_schedule: Schedule = "constant"
     """Schedule after the warm-up: `linear` and `cosine` fall to 0 at the last step."""
     warmup_steps: NonNegative = 0
     """Steps over which the learning rate rises."""
@@ -186,10 +187,18 @@ class TrainerConfig(UpdateConfig):
     """
     lora: LoraConfig = LoraConfig()
     critic_lr: Annotated[float, Field(gt=0)] = 1e-4
-    """Learning rate of a critic; it shares the other optimizer settings."""
+    """Peak learning rate of a critic; it shares the other optimizer settings."""
+    critic_lr_schedule: Schedule | None = None
+    """Schedule of `critic_lr`; null: `lr_schedule`."""
+    critic_warmup_steps: NonNegative = 0
+    """First steps in which only the critic learns and the policy stays as it is."""
     reference: Path | None = None
     """Reference policy of `kl_coef`: a model folder, a checkpoint, or a folder in a run's `weights/` whose tensors
     replace the base model's; null: the base model.
+    """
+    teacher: str | None = None
+    """Teacher of `distill_coef`: a model folder or the name of a built-in model, with the tokenizer of `model`. It is
+    loaded beside the policy.
     """
     routing_replay: Literal["off", "engine"] = "off"
     """Experts of a mixture-of-experts model: `off`: the trainer's routers choose; `engine`: engines report the experts
@@ -225,6 +234,18 @@ class TrainerConfig(UpdateConfig):
     """
     keep_models: Positive | None = None
     """Number of newest folders in `models/` to keep; null: all."""
+
+    @model_validator(mode="after")
+    def _critic_is_asked_for(self) -> Self:
+        if self.critic_warmup_steps and not self.algorithm.needs_critic:
+            raise ValueError("critic_warmup_steps needs an algorithm with a critic (ppo)")
+        return self
+
+    @model_validator(mode="after")
+    def _teacher_is_asked_for(self) -> Self:
+        if bool(self.algorithm.distill_coef) != (self.teacher is not None):
+            raise ValueError("teacher and an algorithm.distill_coef above 0 go together")
+        return self
 
     @model_validator(mode="after")
     def _reference_is_asked_for(self) -> Self:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from agentrl.domain.schemas import Role
 
@@ -32,12 +32,14 @@ class SessionRewards:
     """The rewards of a session that count, summed over their names.
 
     `session` is for the whole episode; `branches` and `calls` are by call id. A call's reward belongs to the sequence
-    of main calls; a branch's reward only to the path that leads to its call.
+    of main calls; a branch's reward only to the path that leads to its call. `named` has the rewards of each name
+    alone.
     """
 
     session: float | None = None
     branches: Mapping[str, float] = field(default_factory=dict)
     calls: Mapping[str, float] = field(default_factory=dict)
+    named: Mapping[str, SessionRewards] = field(default_factory=dict)
 
     @property
     def any(self) -> bool:
@@ -59,10 +61,18 @@ def newest(facts: Iterable[tuple[str | None, str, str, float]]) -> dict[tuple[st
 
 
 def counting(facts: Iterable[tuple[str | None, str, str, float]]) -> SessionRewards:
-    """The rewards of a session that count, summed; `facts` as `newest` takes them."""
+    """The rewards of a session that count, summed and by name; `facts` as `newest` takes them."""
+    counted = newest(facts)
+    by_name: dict[str, dict[tuple[str | None, str, str], float]] = {}
+    for key, value in counted.items():
+        by_name.setdefault(key[2], {})[key] = value
+    return replace(_summed(counted), named={name: _summed(own) for name, own in by_name.items()})
+
+
+def _summed(counted: Mapping[tuple[str | None, str, str], float]) -> SessionRewards:
     session: float | None = None
     totals: dict[str, dict[str, float]] = {"branch": {}, "call": {}}
-    for (call_id, scope, _), value in newest(facts).items():
+    for (call_id, scope, _), value in counted.items():
         if call_id is None:
             session = value + (session or 0.0)
         else:
@@ -121,3 +131,8 @@ def _conversations(calls: Sequence[CallFact]) -> list[list[str]]:
 def outcome(calls: Sequence[CallFact], returns: Mapping[str, float]) -> float:
     """The return of a session for baselines: that of its first main call; 0 without one."""
     return next((returns[call.id] for call in calls if call.is_main), 0.0)
+
+
+def named_outcomes(calls: Sequence[CallFact], rewards: SessionRewards, discount: float) -> dict[str, float]:
+    """Name of a reward → `outcome` of the rewards of that name alone. They add up to the session's outcome."""
+    return {name: outcome(calls, call_returns(calls, own, discount)) for name, own in rewards.named.items()}

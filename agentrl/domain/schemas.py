@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
@@ -197,6 +197,9 @@ class TrajectoryTokens:
     temperatures: Float32  # (T,) sampling temperature, 1 where not sampled
     turn_returns: Float64  # (n_turns,) discounted return of each interaction of the path
     episode_return: float  # the return of the episode's first main call: what group baselines use
+    named_returns: Mapping[str, float] = field(default_factory=dict)  # the same from the rewards of each name alone
+    calls: tuple[str, ...] = ()  # (n_turns,) ids; empty where no store has them, as the next one
+    prompts: tuple[str, ...] = ()  # (n_turns,) digests of all tokens before each output
     kv_mixed_turns: frozenset[int] = frozenset()  # turns with keys and values of older weights too
     routed: RoutedExperts | None = None  # of T positions; None where no call of the path recorded any
 

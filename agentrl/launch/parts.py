@@ -15,6 +15,7 @@ from agentrl.engine.engine_keys import EngineKeys
 from agentrl.environment import ADMIN_KEY, DATABASE_URL, PROXY_URL, RUN_KEY, storage_variables
 from agentrl.launch.engine_specs import engine_spec
 from agentrl.launch.part_process import Part
+from agentrl.models import resolve_model
 from agentrl.placement import memory_share
 from agentrl.placement.assignment import TRAINER, Assignment, assign, engine_name
 from agentrl.placement.hosts import VISIBLE_GPUS, Host, this_host
@@ -127,7 +128,9 @@ def engine_share(plan: Plan) -> float | None:
         return given
     if not plan.takes_turns:
         return DIVIDED_FRACTION
-    kept = memory_share.kept_bytes(plan.config, memory_share.parameters(plan.model))
+    teacher = plan.config.trainer.teacher
+    of_teacher = 0 if teacher is None else memory_share.parameters(resolve_model(teacher))
+    kept = memory_share.kept_bytes(plan.config, memory_share.parameters(plan.model), of_teacher)
     return memory_share.beside_idle_trainer(kept, memory_share.gpu_bytes())
 
 

@@ -33,8 +33,10 @@ def gpu_bytes() -> int:
     return int(torch.cuda.get_device_properties(0).total_memory)
 
 
-def kept_bytes(config: RunConfig, n_parameters: int) -> int:
-    """Upper bound on what a rank of the trainer keeps on its GPU between two steps."""
+def kept_bytes(config: RunConfig, n_parameters: int, of_teacher: int = 0) -> int:
+    """Upper bound on what a rank of the trainer keeps on its GPU between two steps, of a model with `n_parameters` and
+    a teacher with `of_teacher`.
+    """
     trainer, size = config.trainer, config.resources.trainer
     if trainer.cpu_offload:
         return PROCESS_BYTES
@@ -43,7 +45,8 @@ def kept_bytes(config: RunConfig, n_parameters: int) -> int:
         per_parameter += 3 * FLOAT32  # the critic
     if trainer.algorithm.needs_reference:
         per_parameter += FLOAT32
-    return PROCESS_BYTES + math.ceil(n_parameters * per_parameter * size.replicas / size.ranks)
+    held = n_parameters * per_parameter + of_teacher * FLOAT32
+    return PROCESS_BYTES + math.ceil(held * size.replicas / size.ranks)
 
 
 def beside_idle_trainer(kept: int, total: int) -> float:

@@ -242,7 +242,11 @@ def test_another_credit_is_computed_and_the_store_is_not_touched(db) -> None:
 
 @pytest.mark.parametrize(
     ("algorithm", "model"),
-    [({"preset": "ppo"}, "a critic"), ({"preset": "rloo", "kl_coef": 0.1}, "a reference policy")],
+    [
+        ({"preset": "ppo"}, "a critic"),
+        ({"preset": "rloo", "kl_coef": 0.1}, "a reference policy"),
+        ({"distill_coef": 0.1}, "a teacher"),
+    ],
 )
 def test_credit_from_other_models_is_not_recomputed(db, algorithm, model) -> None:
     history = History(db, seed=4)
@@ -330,6 +334,30 @@ def test_an_invalid_return_value_of_a_judge_is_refused(db, verdict, message) -> 
     batch = past_batches.check(db, step).batch
     with pytest.raises(UserError, match=message):
         past_batches.recredit(db, step, batch, past_batches.Credit(judge=lambda session: verdict))
+
+
+def test_a_new_score_has_no_name_to_be_compared_by(db) -> None:
+    history = History(db)
+    history.train(1)
+    step = step_of(history, 1)
+    credit = past_batches.Credit(judge=lambda session: 1.0, estimator="gdpo")
+    with pytest.raises(UserError, match="--rescore: the advantages .* compare rewards name by name"):
+        past_batches.recredit(db, step, past_batches.check(db, step).batch, credit)
+
+
+@pytest.mark.long_on("postgresql")
+@pytest.mark.parametrize("estimator", ["gdpo", "gigpo"])
+def test_rewards_by_name_and_states_are_in_a_rebuilt_batch(db, estimator) -> None:
+    history = History(db, seed=4)
+    history.train(1)
+    step = step_of(history, 1)
+    batch = past_batches.check(db, step).batch
+    for t in batch.trajectories:
+        assert sum(t.named_returns.values()) == pytest.approx(t.episode_return)
+        assert len(t.calls) == len(t.prompts) == len(t.turn_returns)
+    assert {name for t in batch.trajectories for name in t.named_returns} == {"reward", "turn"}
+    found = past_batches.recredit(db, step, batch, past_batches.Credit(estimator=estimator))
+    assert any(a.any() for a in found.advantages)
 
 
 def test_credit_options_are_validated() -> None:

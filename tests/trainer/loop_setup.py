@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import tempfile
 import time
@@ -106,6 +107,11 @@ class Setup:
                 sealing.end(conn, session_id, SessionStatus.COMPLETED, None, limits)
 
             self.database.transact(unit)
+
+    def step_metrics(self, name: str) -> list[float]:
+        """A metric of each published step."""
+        rows = self.query("SELECT metrics FROM steps WHERE state = 'published' ORDER BY step")
+        return [json.loads(found)[name] for (found,) in rows]
 
     def query(self, sql: str) -> list[tuple[Any, ...]]:
         """Rows."""

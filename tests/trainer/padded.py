@@ -34,7 +34,13 @@ class Padded:
     def totals(self) -> Totals:
         return Totals(float(self.mask.sum()), float(self.mask.any(1).sum()))
 
-    def packed(self, algorithm: Algorithm, rows: slice = slice(None), keep: Tensor | None = None) -> LossTokens:
+    def packed(
+        self,
+        algorithm: Algorithm,
+        rows: slice = slice(None),
+        keep: Tensor | None = None,
+        far: Tensor | None = None,
+    ) -> LossTokens:
         """Some of the rows, as the loss takes them."""
         mask = self.mask[rows]
         width, count = self.mask.shape[1], len(mask)
@@ -48,13 +54,20 @@ class Padded:
             trajectories=Rows(trajectory, count),
             turns=Rows(turn, count * width),
             keep_S=None if keep is None else keep[rows][mask],
+            far_S=None if far is None else far[rows][mask],
             reference_S=self.reference[rows][mask],
             entropy_S=self.entropy[rows][mask],
         )
 
-    def loss(self, algorithm: Algorithm, rows: slice = slice(None), keep: Tensor | None = None) -> tuple[Tensor, Sums]:
+    def loss(
+        self,
+        algorithm: Algorithm,
+        rows: slice = slice(None),
+        keep: Tensor | None = None,
+        far: Tensor | None = None,
+    ) -> tuple[Tensor, Sums]:
         """Ours."""
-        return policy_loss(self.packed(algorithm, rows, keep), self.totals, algorithm)
+        return policy_loss(self.packed(algorithm, rows, keep, far), self.totals, algorithm)
 
 
 def random_batch(seed: int, *, whole_trajectories: bool = False, spread: float = 0.3) -> Padded:

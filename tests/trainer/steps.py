@@ -103,7 +103,7 @@ class Run:
         with patch.object(packing, "build_tree", self.build_tree):
             samples = make_samples(trajectories, c.algorithm, self.models, c.token_budget, self.world)
         found = self.update(samples)
-        run_models.after_step(self.models, 1, c)
+        run_models.after_step(self.models, 1, c, found.metrics)
         return found
 
     def update(self, samples: Sequence[Sample]) -> Computed:

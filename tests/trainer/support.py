@@ -73,6 +73,10 @@ def random_trajectory(
         temperatures=np.where(sampled_T, temperature, 1).astype(np.float32),
         turn_returns=np.full(turns, rng.normal(), np.float64),
         episode_return=0.0,
+        calls=tuple(f"{group}-{name}-c{turn}" for turn in range(turns)),
+        prompts=tuple(
+            hashlib.sha256(str(ids[: turn_ids.index(turn)]).encode()).hexdigest()[:32] for turn in range(turns)
+        ),
     )
 
 

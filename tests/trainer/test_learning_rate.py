@@ -6,8 +6,8 @@ from typing import Literal
 
 import pytest
 
-from agentrl.configs.trainer_config import UpdateConfig
-from agentrl.trainer.learning_rate import learning_rate
+from agentrl.configs.trainer_config import TrainerConfig, UpdateConfig
+from agentrl.trainer.learning_rate import critic_rate, policy_rate
 
 
 @pytest.mark.parametrize(
@@ -22,5 +22,12 @@ def test_the_learning_rate_rises_and_falls(
     schedule: Literal["constant", "linear", "cosine"], expected: list[float]
 ) -> None:
     config = UpdateConfig(lr=1.0, lr_schedule=schedule, warmup_steps=1)
-    rates = [learning_rate(n, 5, config) for n in range(1, 6)]
+    rates = [policy_rate(n, 5, config) for n in range(1, 6)]
     assert rates == pytest.approx(expected, abs=1e-6)
+
+
+def test_a_critic_follows_the_policys_schedule_unless_it_has_its_own() -> None:
+    shared = TrainerConfig(lr=1.0, critic_lr=2.0, lr_schedule="linear", warmup_steps=1)
+    assert [critic_rate(n, 5, shared) for n in range(1, 6)] == [2 * policy_rate(n, 5, shared) for n in range(1, 6)]
+    own = TrainerConfig(lr=1.0, critic_lr=2.0, lr_schedule="linear", critic_lr_schedule="constant", warmup_steps=1)
+    assert [critic_rate(n, 5, own) for n in range(1, 6)] == [1, 2, 2, 2, 2]

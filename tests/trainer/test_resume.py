@@ -309,6 +309,24 @@ def test_a_refreshed_reference_is_the_same_after_a_resume(
     assert same(expected, setup.config.run_dir / "model")
 
 
+def test_a_controlled_divergence_has_the_same_weight_after_a_resume(
+    setup: Setup, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    algorithm = Algorithm(kl_coef=0.5, kl_target=1e-5, kl_gain=1.0)
+    whole = Setup(tmp_path_factory.mktemp("whole"), setup.model, setup.world, steps=4)
+    with whole.proxy:
+        assert whole.train(algorithm=algorithm)
+    expected = whole.step_metrics("kl_coef")
+    whole.database.close()
+    setup.config = setup.config.model_copy(update={"steps": 4})
+    die_before(monkeypatch, setup, 4, algorithm=algorithm)
+    assert setup.train(algorithm=algorithm)
+    assert setup.step_metrics("kl_coef") == expected
+    assert expected[:2] == [0.5, 0.4]  # no divergence before the first step
+    assert expected[2] > expected[1]
+    assert same(load_file(whole.config.run_dir / "model" / "model.safetensors"), setup.config.run_dir / "model")
+
+
 @pytest.mark.parametrize("died_before", [1, pytest.param(3, marks=pytest.mark.long)])
 def test_a_run_that_never_had_a_checkpoint_starts_over_without_asking(
     setup: Setup, undisturbed: dict[str, torch.Tensor], monkeypatch: pytest.MonkeyPatch, died_before: int

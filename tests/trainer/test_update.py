@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -79,7 +80,7 @@ def test_interpolation_needs_no_forward_of_its_own(
     forwards = 0
     real = Policy.forward
 
-    def counted(self: Policy, batch: Microbatch, **asked: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    def counted(self: Policy, batch: Microbatch, **asked: Any) -> tuple[torch.Tensor, torch.Tensor]:
         nonlocal forwards
         forwards += 1
         return real(self, batch, **asked)
@@ -100,6 +101,36 @@ def test_the_second_moment_mask_leaves_outliers_out(tiny_model: Path, world: Wor
     _, strict = updated(tiny_model, world, samples, algorithm={"preset": "m2po", "m2_threshold": 1e-12})
     assert strict["masked_fraction"] == 1
     assert strict["grad_norm"] == 0
+
+
+def test_masked_tokens_out_of_the_mean_are_as_tokens_out_of_the_loss(tiny_model: Path, world: World) -> None:
+    samples = near_policy(tiny_model, world, random_samples())
+    rejecting = {"correction": "reject", "correction_cap": 1.2, "correction_floor": 0.8, "masked_in_mean": False}
+    for aggregation in ("token_mean", "sequence_mean", "sequence_sum"):
+        own, metrics = updated(tiny_model, world, samples, algorithm=rejecting | {"aggregation": aggregation})
+        assert 0 < metrics["behavior_weight_capped"] < 1
+        left = [_inside(s, tiny_model, world) for s in samples]
+        expected, _ = updated(tiny_model, world, left, algorithm={"correction": "none", "aggregation": aggregation})
+        for name in expected:
+            torch.testing.assert_close(own[name], expected[name], rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("preset", ["clip_cov", "kl_cov"])
+def test_tokens_of_high_covariance_change_the_step(preset: str, tiny_model: Path, world: World) -> None:
+    samples = near_policy(tiny_model, world, random_samples(groups=4))
+    share = {"clip_cov": {"clip_cov": 0.3, "clip_cov_low": 0.01}, "kl_cov": {"kl_cov": 0.3}}[preset]
+    off: dict[str, Any] = {"clip_cov": {"clip_cov": None}, "kl_cov": {"kl_cov": None}}[preset]
+    chosen, metrics = updated(tiny_model, world, samples, algorithm={"preset": preset} | share, minibatches=2)
+    plain, _ = updated(tiny_model, world, samples, algorithm={"preset": preset} | off, minibatches=2)
+    assert any(not torch.equal(chosen[name], plain[name]) for name in plain)
+    if preset == "clip_cov":
+        assert 0 < metrics["masked_fraction"] <= 0.3
+
+
+def test_normalised_weights_have_mean_1(tiny_model: Path, world: World) -> None:
+    samples = near_policy(tiny_model, world, random_samples())
+    _, metrics = updated(tiny_model, world, samples, algorithm={"correction_normalize": True, "correction_cap": 2.0})
+    assert metrics["behavior_weight"] == pytest.approx(1)
 
 
 def test_the_entropy_bonus_raises_the_entropy_of_every_group(tiny_model: Path, world: World) -> None:
@@ -133,3 +164,15 @@ def near_policy(model: Path, world: World, samples: list[Sample]) -> list[Sample
 
 def _without_advantage(sample: Sample) -> Sample:
     return dataclasses.replace(sample, advantages=np.zeros_like(sample.advantages))
+
+
+def _inside(sample: Sample, model: Path, world: World) -> Sample:
+    """The sample without the loss tokens whose weight lies outside 0.8 to 1.2."""
+    policy = load_sharded(Policy, model, world.mesh)
+    batch = collate(make_units([sample], 4096))
+    with torch.no_grad():
+        logprobs = policy(batch)[0][batch.predictions_S].numpy()
+    weight = np.exp(logprobs - sample.tokens.logprobs[sample.tokens.loss_mask])
+    mask = sample.tokens.loss_mask.copy()
+    mask[mask] = (weight >= 0.8) & (weight <= 1.2)
+    return dataclasses.replace(sample, tokens=dataclasses.replace(sample.tokens, loss_mask=mask))

@@ -18,6 +18,7 @@ from agentrl.configs.algorithm import Algorithm
 from agentrl.domain.batches.outline import Credited
 from agentrl.domain.schemas import Float32, Float64, TrajectoryTokens
 from agentrl.domain.ties import tied
+from agentrl.trainer.algorithms.anchors import step_scores
 from agentrl.trainer.algorithms.baselines import baselines
 
 Totals = Callable[[dict[str, float]], dict[str, float]]
@@ -51,14 +52,16 @@ def turn_advantages(trajectories: Sequence[Credited], algorithm: Algorithm) -> l
     c is 1, or with `rescale_tied` episodes / episodes of groups that are not tied (GPG, arXiv 2504.02546).
     `whiten` gives A mean 0 and (population) deviation 1 over the batch's loss tokens (REINFORCE++, arXiv 2501.03262).
     Under a group's baseline, a group of equal returns (`ties.tied`) has advantage 0 before whitening, and a group of
-    one episode has advantage 0 also after it.
+    one episode has advantage 0 also after it. `per_reward` divides the rewards of each name by their own deviation,
+    sums them up, and whitens (GDPO, arXiv 2601.05242).
     """
     comparisons = _compare(trajectories, overlong_penalties(trajectories, algorithm), algorithm)
     raw: list[Weighed] = []
-    for t in trajectories:
+    for t, steps in zip(trajectories, _of_steps(trajectories, algorithm), strict=True):
         comparison = comparisons[t.episode_id]
-        raw.append(Weighed(comparison.advantages(own_returns(t, algorithm)), t.turn_tokens, comparison.counts))
-    if algorithm.normalization == "whiten":
+        own = comparison.advantages(own_returns(t, algorithm)) + steps
+        raw.append(Weighed(own, t.turn_tokens, comparison.counts))
+    if algorithm.normalization in ("whiten", "per_reward"):
         raw = whitened(raw)
     return [by_sign(w.advantages, algorithm).astype(np.float32) for w in raw]
 
@@ -85,11 +88,13 @@ def penalized_advantages(
         whole[t.episode_id] += float(cost[t.loss_mask].sum(dtype=np.float64))
     whole = totals(whole)
     comparisons = _compare(batch, {id_: penalties[id_] - whole[id_] for id_ in penalties}, algorithm)
+    of_steps = {t.trajectory_id: steps for t, steps in zip(batch, _of_steps(batch, algorithm), strict=True)}
     raw: list[Weighed] = []
     for t, cost in charged:
         comparison = comparisons[t.episode_id]
         own = np.zeros(len(t.turn_ids))
-        own[t.loss_mask] = comparison.advantages(own_returns(t, algorithm))[t.turn_ids[t.loss_mask]]
+        of_turns = comparison.advantages(own_returns(t, algorithm)) + of_steps[t.trajectory_id]
+        own[t.loss_mask] = of_turns[t.turn_ids[t.loss_mask]]
         if algorithm.credit == "turn":
             ahead = np.cumsum(cost[t.loss_mask][::-1], dtype=np.float64)[::-1]
             own[t.loss_mask] += (whole[t.episode_id] - ahead) * comparison.factor
@@ -107,7 +112,8 @@ def by_sign(advantages: Float64, algorithm: Algorithm) -> Float64:
     """
     if algorithm.positive_weight == algorithm.negative_weight == 1:
         return advantages
-    return advantages * np.where(advantages > 0, algorithm.positive_weight, algorithm.negative_weight)
+    weighed: Float64 = advantages * np.where(advantages > 0, algorithm.positive_weight, algorithm.negative_weight)
+    return weighed
 
 
 def overlong_penalties(trajectories: Sequence[Credited], algorithm: Algorithm) -> dict[str, float]:
@@ -116,6 +122,13 @@ def overlong_penalties(trajectories: Sequence[Credited], algorithm: Algorithm) -
     for t in trajectories:
         lengths[t.episode_id] = max(lengths.get(t.episode_id, 0), t.sampled_tokens)
     return {episode: overlong_penalty(n, algorithm) for episode, n in lengths.items()}
+
+
+def _of_steps(trajectories: Sequence[Credited], algorithm: Algorithm) -> list[Float64]:
+    """Per trajectory, (n_turns,) what `step_weight` adds to the advantages."""
+    if not algorithm.step_weight:
+        return [np.zeros(len(t.turn_returns)) for t in trajectories]
+    return [algorithm.step_weight * scores for scores in step_scores(trajectories, EPSILON)]
 
 
 def own_returns(trajectory: Credited, algorithm: Algorithm) -> Float64:
@@ -152,13 +165,39 @@ def _compare(
     everything = np.array([value for returns in of_groups.values() for value in returns])
     rescale = _rescale(list(of_groups.values())) if algorithm.rescale_tied else 1.0
     found: dict[str, Comparison] = {}
+    named = {t.episode_id: t.named_returns for t in trajectories} if algorithm.normalization == "per_reward" else {}
     for group_id, episodes in groups.items():
+        if named:
+            members = [{**named[id_], OVERLONG: penalties[id_]} for id_ in episodes]
+            summed = _summed_scores(members, algorithm.reward_weights)
+            counts = len(episodes) > 1
+            found |= {
+                id_: Comparison(penalties[id_], value - summed[i], rescale, counts)
+                for i, (id_, value) in enumerate(episodes.items())
+            }
+            continue
         tokens = np.array([lengths[id_] for id_ in episodes], np.float64)
         compared, factor = _against(of_groups[group_id], tokens, everything, algorithm)
         counts = not algorithm.is_group_relative or len(episodes) > 1
         for i, id_ in enumerate(episodes):
             found[id_] = Comparison(penalties[id_], float(compared[i]), factor * rescale, counts)
     return found
+
+
+OVERLONG = "overlong"
+"""The penalty of overlong episodes counts as a reward of this name."""
+
+
+def _summed_scores(members: Sequence[Mapping[str, float]], weights: Mapping[str, float]) -> Float64:
+    """(n,) Σ over names w (r − mean r) / std r within a group; a reward that an episode lacks is 0. A name whose
+    rewards are equal adds nothing.
+    """
+    total = np.zeros(len(members))
+    for name in sorted({name for member in members for name in member}):
+        values = np.array([member.get(name, 0.0) for member in members], np.float64)
+        if not tied(values.tolist()):
+            total += weights.get(name, 1.0) * (values - values.mean()) / (values.std(ddof=1) + EPSILON)
+    return total
 
 
 def _rescale(groups: Sequence[Float64]) -> float:
@@ -173,7 +212,7 @@ def _against(returns: Float64, tokens: Float64, batch: Float64, algorithm: Algor
         return returns, 0.0
     found = baselines(returns, tokens, algorithm)
     match algorithm.normalization:
-        case "none" | "whiten":
+        case "none" | "whiten" | "per_reward":
             return found, 1.0
         case "group_std":
             compared = returns

@@ -1,4 +1,4 @@
-"""Estimates the KL divergence from a reference policy, for the loss or for the reward."""
+"""Estimates the KL divergence from a reference policy, for the loss or for the reward, and controls its weight."""
 
 from __future__ import annotations
 
@@ -30,3 +30,17 @@ def kl_divergence(logprobs_S: Tensor, reference_S: Tensor, estimator: Estimator)
     if estimator == "k3":
         return bounded_k3(-difference_S)
     assert_never(estimator)
+
+
+LARGEST_ERROR = 0.2
+LARGEST_COEFFICIENT = 1e6
+
+
+def adapted(coefficient: float, divergence: float, target: float, gain: float) -> float:
+    """The weight of the divergence for the next step: β (1 + gain · e), e = clip(divergence / target − 1, ±0.2).
+
+    Fine-Tuning Language Models from Human Preferences, arXiv 1909.08593, section 2.2, where the gain is 0.1. verl's and
+    TRL's gain is episodes of a step / horizon.
+    """
+    error = min(max(divergence / target - 1, -LARGEST_ERROR), LARGEST_ERROR)
+    return min(coefficient * (1 + gain * error), LARGEST_COEFFICIENT)

@@ -35,27 +35,38 @@ class LossTokens:
     trajectories: Rows
     turns: Rows
     keep_S: Tensor | None = None  # bool; a token with false has policy loss 0 but counts in the means
+    counts_S: Tensor | None = None  # bool; a token with false has no loss and does not count in the means
+    far_S: Tensor | None = None  # bool; a token with true gets the loss of `kl_cov`
+    mean_weight: float = 1.0  # the mean behaviour weight by which weights are divided
     reference_S: Tensor | None = None  # log π of the reference policy
+    teacher_S: Tensor | None = None  # log π of the teacher, where it is a part of the advantages
+    divergence_S: Tensor | None = None  # from the teacher's distribution, with gradient
     entropy_S: Tensor | None = None  # entropy of the token's distribution, with gradient
 
 
 def policy_loss(tokens: LossTokens, totals: Totals, algorithm: Algorithm) -> tuple[Tensor, Sums]:
     """Σ_t a_t l_t: this microbatch's share of the minibatch's loss, and metrics. a: aggregation, l: `token_losses`."""
     loss_S, sums = token_losses(tokens, algorithm)
-    loss = (token_weights(loss_S, tokens.trajectories, totals, algorithm) * loss_S).sum()
+    weights_S = token_weights(loss_S, tokens.trajectories, totals, algorithm, tokens.counts_S)
+    loss = (weights_S * loss_S).sum()
     return loss, sums | {"loss": loss.detach().double()}
 
 
 def token_losses(tokens: LossTokens, algorithm: Algorithm) -> tuple[Tensor, Sums]:
-    """(S,) w_t L(ρ_t, A_t) + β KL_t − η H_t, and metrics.
+    """(S,) w_t L(ρ_t, A_t) + β KL_t + δ D_t − η H_t, and metrics.
 
-    w: behaviour weight (no gradient), L: surrogate, β: `kl_coef` with `kl: loss`, η: `entropy_coef`.
+    w: behaviour weight (no gradient), L: surrogate, β: `kl_coef` with `kl: loss`, D: divergence from the teacher, δ:
+    `distill_coef` with `distill: full`, η: `entropy_coef`.
     """
     of = (tokens.trajectories, tokens.turns)
     ratio_S = importance_ratio(tokens.logprobs_S, tokens.proximal_S, *of, algorithm.ratio, tokens.keep_S)
     weight_S, outside_S = behavior_weights(tokens.proximal_S, tokens.behavior_S, *of, algorithm)
     surrogate = SURROGATES[algorithm.clip]
     loss_S, clipped_S = surrogate(ratio_S, tokens.logprobs_S, tokens.advantages_S, tokens.trajectories, algorithm)
+    if tokens.far_S is not None:
+        gap_S = (tokens.logprobs_S - tokens.proximal_S).abs()
+        loss_S = loss_S + algorithm.kl_cov_coef * torch.where(tokens.far_S, gap_S, 0.0)
+    weight_S = weight_S / tokens.mean_weight
     loss_S = weight_S * loss_S
     sums: Sums = {
         "clip_fraction": clipped_S.sum().double(),
@@ -72,6 +83,11 @@ def token_losses(tokens: LossTokens, algorithm: Algorithm) -> tuple[Tensor, Sums
         if algorithm.kl == "loss":
             loss_S = loss_S + algorithm.kl_coef * kl_S
         sums["kl_reference"] = kl_S.detach().double().sum()
+    if tokens.teacher_S is not None:
+        sums["kl_teacher"] = (tokens.logprobs_S.detach() - tokens.teacher_S).double().sum()
+    if tokens.divergence_S is not None:
+        loss_S = loss_S + algorithm.distill_coef * tokens.divergence_S
+        sums["kl_teacher"] = tokens.divergence_S.detach().double().sum()
     if algorithm.entropy_coef:
         assert tokens.entropy_S is not None
         loss_S = loss_S - algorithm.entropy_coef * tokens.entropy_S

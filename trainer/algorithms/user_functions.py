@@ -73,7 +73,7 @@ def user_loss(function: LossFunction, tokens: LossTokens, totals: Totals, algori
     if torch.is_grad_enabled() and not loss.requires_grad:
         raise UserError(f"{LOSS}: the loss has no gradient; compute it from tokens.logprobs_S")
     if loss.ndim:
-        loss = (token_weights(loss, tokens.trajectories, totals, algorithm) * loss).sum()
+        loss = (token_weights(loss, tokens.trajectories, totals, algorithm, tokens.counts_S) * loss).sum()
     sums: Sums = {f"{PREFIX}{name}": _number(name, value) for name, value in _bounded(metrics).items()}
     return loss, sums | {"loss": loss.detach().double(), "approx_kl": behavior_kl(tokens).sum()}
 

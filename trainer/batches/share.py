@@ -55,6 +55,8 @@ class Pack:
     passes: int  # passes of an unpacked model; 0: packed
     proximal_S: Tensor | None = field(default=None)  # set once it is known, as in Microbatch
     keep_S: Tensor | None = field(default=None)
+    counts_S: Tensor | None = field(default=None)
+    far_S: Tensor | None = field(default=None)
     tree: PrefixTree | None = field(default=None)  # kept until the pack is computed for the last time
 
     @property
@@ -69,7 +71,7 @@ class Pack:
         made = microbatch(tree, self.samples, unpacked=bool(self.passes)).to(device)
         if self.proximal_S is not None:
             made.proximal_S = self.proximal_S
-        made.keep_S = self.keep_S
+        made.keep_S, made.counts_S, made.far_S = self.keep_S, self.counts_S, self.far_S
         return made
 
 

@@ -98,6 +98,7 @@ def facts_of(tokens: LossTokens, algorithm: Algorithm, *, own_loss: bool) -> Ten
         _, facts["clipped"] = SURROGATES[algorithm.clip](
             facts["ratio"], tokens.logprobs_S, tokens.advantages_S, tokens.trajectories, algorithm
         )
-        facts["weight"], facts["capped"] = behavior_weights(tokens.proximal_S, tokens.behavior_S, *of, algorithm)
+        weight_S, facts["capped"] = behavior_weights(tokens.proximal_S, tokens.behavior_S, *of, algorithm)
+        facts["weight"] = weight_S / tokens.mean_weight
     facts["kept"] = torch.ones_like(tokens.logprobs_S) if tokens.keep_S is None else tokens.keep_S
     return torch.stack([facts[name].float() for name in FACTS])

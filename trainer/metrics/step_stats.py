@@ -31,10 +31,18 @@ PER_TOKEN = (
     "entropy",
     "masked_fraction",
     "kl_reference",
+    "kl_teacher",
     "value_loss",
 )
-"""Metrics that are means over the loss tokens of all minibatches; the last two need a reference policy and a critic."""
-OF_OUR_LOSS = ("clip_fraction", "behavior_weight", "behavior_weight_capped", "masked_fraction", "kl_reference")
+"""Metrics that are means over the loss tokens of all minibatches; the last three need other models."""
+OF_OUR_LOSS = (
+    "clip_fraction",
+    "behavior_weight",
+    "behavior_weight_capped",
+    "masked_fraction",
+    "kl_reference",
+    "kl_teacher",
+)
 """Those that a loss function of the user does not compute."""
 SUMMED = (*PER_TOKEN, "loss", "tokens", "tokens_computed")
 """The figures that are summed over ranks."""
@@ -139,7 +147,11 @@ class StepStats:
         """
         named = self._names_of_own_metrics(world) if own_loss else []
         sums = world.total({name: self.sums[name] for name in (*SUMMED, *named)})
-        absent = {"kl_reference": not algorithm.needs_reference, "value_loss": not algorithm.needs_critic}
+        absent = {
+            "kl_reference": not algorithm.needs_reference,
+            "kl_teacher": not algorithm.distill_coef,
+            "value_loss": not algorithm.needs_critic,
+        }
         absent |= dict.fromkeys(OF_OUR_LOSS, True) if own_loss else {}
         return {
             **{name: sums[name] / max(1.0, sums["tokens"]) for name in (*PER_TOKEN, *named) if not absent.get(name)},

@@ -59,7 +59,8 @@ def chunk_of(vocabulary: int) -> int:
     return max(1, min(CHUNK, LOGITS_BYTES // (4 * vocabulary)))
 
 
-def _chunks(predictions: int, size: int) -> Iterator[slice]:
+def chunks(predictions: int, size: int) -> Iterator[slice]:
+    """Slices of at most `size` predictions."""
     return (slice(start, start + size) for start in range(0, predictions, size))
 
 
@@ -105,7 +106,7 @@ class _TrainedHead(torch.autograd.Function):
         entropy_P = torch.empty_like(logprobs_P)
         kept: dict[int, Tensor] = {}
         room, head_VH = kept_bytes, head_of(weight_VH)
-        for part in _chunks(len(targets_P), chunk):
+        for part in chunks(len(targets_P), chunk):
             log_p_CV = _log_p(hidden_PH[part], head_VH, temperatures_P[part])
             logprobs_P[part] = _chosen(log_p_CV, targets_P[part])
             entropy_P[part] = -log_p_CV.exp().mul_(log_p_CV).sum(-1)
@@ -124,7 +125,7 @@ class _TrainedHead(torch.autograd.Function):
         grad_PH = torch.empty_like(hidden_PH)
         grad_VH = torch.zeros_like(weight_VH, dtype=torch.float32)
         head_VH = None
-        for part in _chunks(len(targets_P), ctx.chunk):
+        for part in chunks(len(targets_P), ctx.chunk):
             log_p_CV = ctx.kept.pop(part.start, None)
             if log_p_CV is None:
                 head_VH = head_of(weight_VH) if head_VH is None else head_VH
@@ -164,7 +165,7 @@ class _FrozenHead(torch.autograd.Function):
         slope_PH = torch.empty_like(hidden_PH) if needs_grad else None
         entropy_slope_PH = torch.empty_like(hidden_PH) if entropy_gradient else None
         head_VH = head_of(weight_VH)
-        for part in _chunks(len(targets_P), chunk):
+        for part in chunks(len(targets_P), chunk):
             log_p_CV = _log_p(hidden_PH[part], head_VH, temperatures_P[part])
             logprobs_P[part] = _chosen(log_p_CV, targets_P[part])
             p_CV = log_p_CV.exp()

@@ -25,6 +25,7 @@ from agentrl.trainer.masked_outputs import MaskedOutputs, Places
 from agentrl.trainer.metrics.flops import PassCounts
 from agentrl.trainer.models import mechanisms
 from agentrl.trainer.models.head import token_logprobs
+from agentrl.trainer.models.teacher import Lesson
 from agentrl.trainer.models.tensor_naming import Names
 from agentrl.trainer.packing import UNPACKED, Microbatch
 from agentrl.trainer.parallel.context_parallel import Compute, Share
@@ -163,21 +164,44 @@ class Policy(Body):
         self.scale = mechanisms.logit_scale(lm.config)
 
     def forward(
-        self, batch: Microbatch, entropy_gradient: bool = False, masked: MaskedOutputs | None = None
-    ) -> tuple[Tensor, Tensor]:
+        self,
+        batch: Microbatch,
+        entropy_gradient: bool = False,
+        masked: MaskedOutputs | None = None,
+        lesson: Lesson | None = None,
+    ) -> tuple[Tensor, ...]:
         """(P,) logprobs at the recorded temperature and (P,) entropies of the microbatch's predictions; with `masked`
-        (P + E,): those that only its tokens need follow, without a gradient.
+        (P + E,): those that only its tokens need follow, without a gradient. With a `lesson` also (P,) the divergence
+        from the teacher's distributions.
         """
         self.count(batch, len(batch.sources_P) + (len(masked.sources_E) if masked else 0))
         hidden = self.hidden(batch)
         of_batch = (batch.sources_P, batch.sources, batch.targets_P, batch.temperatures_P)
         logprobs_P, entropy_P = self._logprobs(batch, hidden, *of_batch, entropy_gradient=entropy_gradient)
+        divergence = []
+        if lesson is not None:
+            head, temperatures_P = self.lm.get_output_embeddings().weight, batch.temperatures_P / self.scale
+            divergence = [lesson.divergence_of(hidden[batch.sources_P], head, temperatures_P)]
         if masked is None or not len(masked.sources_E):
-            return logprobs_P, entropy_P
+            return logprobs_P, entropy_P, *divergence
         with torch.no_grad():
             of_masked = (masked.sources_E, masked.sources, masked.targets_E, masked.temperatures_E)
             logprobs_E, entropy_E = self._logprobs(batch, hidden, *of_masked)
-        return torch.cat([logprobs_P, logprobs_E]), torch.cat([entropy_P, entropy_E])
+        return torch.cat([logprobs_P, logprobs_E]), torch.cat([entropy_P, entropy_E]), *divergence
+
+    @torch.no_grad()
+    def lesson(self, batch: Microbatch, divergence: str, top_k: int | None) -> Lesson:
+        """This model's distributions at the microbatch's predictions, for a policy that learns from it. The head stays
+        gathered until `reshard`.
+        """
+
+        def compute() -> Lesson:
+            self.count(batch, len(batch.sources_P))
+            hidden_PH = self.hidden(batch)[batch.sources_P]
+            head = self.lm.get_output_embeddings().weight
+            return Lesson(hidden_PH, head, batch.temperatures_P / self.scale, divergence, top_k)
+
+        return self.within(compute)
 
     def _logprobs(
         self,

@@ -5,15 +5,18 @@ They are made while the policy is still the base model. Every checkpoint has tho
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from agentrl.configs.trainer_config import TrainerConfig, UpdateConfig
-from agentrl.errors import StoreError
+from agentrl.configs.algorithm import Algorithm
+from agentrl.configs.trainer_config import LoraConfig, TrainerConfig, UpdateConfig
+from agentrl.errors import StoreError, UserError
+from agentrl.models import resolve_model
+from agentrl.trainer.algorithms.kl import adapted
 from agentrl.trainer.checkpoints import checkpoint_reader, checkpoint_writer
 from agentrl.trainer.checkpoints.checkpoint import Checkpoint, Parts
 from agentrl.trainer.distributed import World
@@ -21,6 +24,7 @@ from agentrl.trainer.models.critic import Critic, Learner
 from agentrl.trainer.models.policy import Policy
 from agentrl.trainer.models.reference import Reference
 from agentrl.trainer.models.sharding import AnyBody, load_sharded
+from agentrl.trainer.models.teacher import check_same_tokens
 from agentrl.trainer.optimizer import make_optimizer
 
 
@@ -31,6 +35,15 @@ class Models:
     policy: Policy
     reference: Reference | None = None
     critic: Learner | None = None
+    teacher: Policy | None = None
+    kl_coef: torch.Tensor | None = None
+    """0-dim float64, where a controller changes it (`kl_target`)."""
+
+    def algorithm(self, configured: Algorithm) -> Algorithm:
+        """The configured algorithm with the present weight of the divergence."""
+        if self.kl_coef is None:
+            return configured
+        return configured.model_copy(update={"kl_coef": float(self.kl_coef)})
 
 
 def load(
@@ -65,14 +78,34 @@ def make_models(base_model: Path, config: TrainerConfig, world: World) -> Models
     if config.algorithm.needs_critic:
         model = load(Critic, base_model, config, world)
         critic = Learner(model, make_optimizer(model, config, config.critic_lr))
-    return Models(policy=policy, reference=reference, critic=critic)
+    teacher = None if config.teacher is None else _load_teacher(config.teacher, base_model, policy, config, world)
+    begins = config.algorithm.kl_coef if config.algorithm.kl_target else None
+    kl_coef = None if begins is None else torch.tensor(begins, dtype=torch.float64)
+    return Models(policy=policy, reference=reference, critic=critic, teacher=teacher, kl_coef=kl_coef)
 
 
-def after_step(models: Models, step: int, config: TrainerConfig) -> None:
-    """Refresh the reference policy when it is due."""
-    every = config.algorithm.kl_refresh_steps
-    if models.reference and every and step % every == 0:
+def _load_teacher(name: str, base_model: Path, policy: Policy, config: TrainerConfig, world: World) -> Policy:
+    """The teacher, which never learns. Collective. Raises ModelFolderError, and UserError where it cannot be used."""
+    folder = resolve_model(name)
+    check_same_tokens(base_model, folder)
+    if config.algorithm.compares_vocabularies and policy.context is not None:
+        raise UserError("algorithm.distill: full is not possible with resources.trainer.context above 1: use sampled")
+    plain = config.model_copy(update={"train_layers": None, "lora": LoraConfig(), "activation_checkpointing": False})
+    teacher = load(Policy, folder, plain.model_copy(update={"activation_offload": False}), world)
+    if bool(teacher.unpacked) != bool(policy.unpacked):
+        why = teacher.unpacked or policy.unpacked
+        raise UserError(f"trainer.teacher: {folder} and the policy read batches in different ways: {why}")
+    return teacher
+
+
+def after_step(models: Models, step: int, config: TrainerConfig, metrics: Mapping[str, float]) -> None:
+    """Refresh the reference policy when it is due; control `kl_coef` by the step's metrics."""
+    algorithm = config.algorithm
+    if models.reference and algorithm.kl_refresh_steps and step % algorithm.kl_refresh_steps == 0:
         models.reference.refresh()
+    if models.kl_coef is not None and algorithm.kl_target and metrics["tokens_trained"]:
+        found = adapted(float(models.kl_coef), metrics["kl_reference"], algorithm.kl_target, algorithm.kl_gain)
+        models.kl_coef.fill_(found)
 
 
 def parts(models: Models, optimizer: torch.optim.Optimizer, config: TrainerConfig) -> Parts:
@@ -80,6 +113,8 @@ def parts(models: Models, optimizer: torch.optim.Optimizer, config: TrainerConfi
     found = dict(checkpoint_writer.state_of("policy", models.policy, optimizer))
     if models.reference and config.algorithm.kl_refresh_steps:
         found["reference"] = models.reference.tensors
+    if models.kl_coef is not None:
+        found["kl_controller"] = {"kl_coef": models.kl_coef}
     if models.critic:
         found |= checkpoint_writer.state_of("critic", models.critic.critic, models.critic.optimizer)
     return found
@@ -95,5 +130,7 @@ def restore(
     checkpoint_reader.load(found, models.policy, optimizer, world)
     if models.reference and config.algorithm.kl_refresh_steps:
         checkpoint_reader.fill(found.folder, "reference", models.reference.tensors, world)
+    if models.kl_coef is not None:
+        checkpoint_reader.fill(found.folder, "kl_controller", {"kl_coef": models.kl_coef}, world)
     if models.critic:
         checkpoint_reader.restore(found, "critic", models.critic.critic, models.critic.optimizer, world)

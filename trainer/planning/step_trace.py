@@ -184,7 +184,8 @@ def _learners(models: Models, optimizer: torch.optim.Optimizer) -> list[tuple[Bo
 
 def _scored(samples: list[Sample], config: TrainerConfig, models: Models, world: World) -> Share | list[Sample]:
     """With what reference and critic say, and with an advantage at every loss token, so that all groups teach."""
-    if not (config.algorithm.needs_reference or config.algorithm.needs_critic):
+    algorithm = config.algorithm
+    if not (algorithm.needs_reference or algorithm.needs_critic or algorithm.teaches_tokens):
         return samples
     trajectories = [s.tokens for s in samples]
     share = make_samples(trajectories, config.algorithm, models, config.token_budget, world)

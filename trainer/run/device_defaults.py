@@ -48,8 +48,10 @@ def compute_dtype(config: UpdateConfig, kind: str, began_with: str | None = None
     return began_with or default_dtype("cuda" if kind == "cuda" else "cpu")
 
 
-def microbatch_tokens(config: UpdateConfig, dtype: str, shape: Shape | None, device: RankDevice) -> int:
-    """The tokens of a microbatch: the configured number, or else as many as a GPU's memory holds beside the model."""
+def microbatch_tokens(
+    config: UpdateConfig, dtype: str, shape: Shape | None, device: RankDevice, teacher: Shape | None = None
+) -> int:
+    """The tokens of a microbatch: the configured number, or else as many as a GPU's memory holds beside the models."""
     if config.tokens_per_microbatch != "auto":
         return config.tokens_per_microbatch
     if device.kind != "cuda":
@@ -57,6 +59,8 @@ def microbatch_tokens(config: UpdateConfig, dtype: str, shape: Shape | None, dev
     if shape is None:
         return UNKNOWN
     free = USED * device.memory_bytes - held_bytes(config, dtype, shape, device.shards)
+    if teacher is not None:
+        free -= teacher_bytes(config, dtype, teacher, device.shards)
     tokens = int(free / (SLACK * kept_bytes(config, dtype, shape)))
     return min(MOST, max(LEAST, tokens // STEP * STEP))
 
@@ -79,6 +83,13 @@ def held_bytes(config: UpdateConfig, dtype: str, shape: Shape, shards: int) -> i
     )
     held = 0 if config.cpu_offload else models * own // shards
     return held + models * work + HEAD_BYTES + PROCESS_BYTES
+
+
+def teacher_bytes(config: UpdateConfig, dtype: str, shape: Shape, shards: int) -> int:
+    """Bytes on a rank's GPU for a model of this shape that only scores: float32 weights, and what is gathered."""
+    ends, largest = shape.head * (1 if shape.tied else 2), max(block.parameters for block in shape.blocks)
+    held = FLOAT32 * (sum(block.parameters for block in shape.blocks) + ends) // shards
+    return (0 if config.cpu_offload else held) + _size(dtype) * (2 * largest + ends)
 
 
 def kept_bytes(config: UpdateConfig, dtype: str, shape: Shape) -> int:

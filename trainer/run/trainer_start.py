@@ -12,6 +12,7 @@ from agentrl import visible
 from agentrl.configs.run_config import RunConfig
 from agentrl.configs.trainer_config import TrainerConfig, UpdateConfig
 from agentrl.domain.schemas import Json
+from agentrl.models import resolve_model
 from agentrl.store.events import TRAINER_STARTED
 from agentrl.trainer.distributed import World
 from agentrl.trainer.run.device_defaults import RankDevice, compute_dtype, microbatch_tokens, shape_in
@@ -47,9 +48,11 @@ def resolved(
     """
     device = rank_device(world, share)
     dtype = compute_dtype(config, device.kind, began_with)
+    named = config.teacher if isinstance(config, TrainerConfig) else None
+    teacher = None if named is None else shape_in(resolve_model(named))
     settings: Json = {
         "dtype": dtype,
-        "tokens_per_microbatch": microbatch_tokens(config, dtype, shape_in(base_model), device),
+        "tokens_per_microbatch": microbatch_tokens(config, dtype, shape_in(base_model), device, teacher),
     }
     return config.model_copy(update=world.share(settings))
 

@@ -39,7 +39,7 @@ from agentrl.trainer.checkpoints import (
 )
 from agentrl.trainer.checkpoints.checkpoint import CHECKPOINTS, Checkpoint, StepRecord
 from agentrl.trainer.distributed import World
-from agentrl.trainer.learning_rate import learning_rate
+from agentrl.trainer.learning_rate import policy_rate
 from agentrl.trainer.models.policy import Body
 from agentrl.trainer.optimizer import make_optimizer
 from agentrl.trainer.run.trainer_start import facts_of, resolved
@@ -167,7 +167,7 @@ def one_step(t: Tuning, stop: Stop) -> bool:
     start, number = time.monotonic(), t.step + 1
     trainer = t.config.trainer
     items = batch_of(t.data.train, number, trainer.batch_size, t.config.seed)
-    lr = learning_rate(number, t.steps, trainer)
+    lr = policy_rate(number, t.steps, trainer)
     metrics = train(t.model, t.optimizer, items, t.method, lr, trainer, t.world)
     per_epoch = steps_per_epoch(t.data.train, trainer.batch_size)
     metrics |= {"epoch": number / per_epoch, "time/train": time.monotonic() - start}

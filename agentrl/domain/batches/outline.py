@@ -9,7 +9,8 @@ the trajectory.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
@@ -32,6 +33,18 @@ class Credited(Protocol):
     @property
     def episode_return(self) -> float:
         """The return of the episode."""
+
+    @property
+    def named_returns(self) -> Mapping[str, float]:
+        """The return of the episode from the rewards of each name alone; empty where they are not known."""
+
+    @property
+    def calls(self) -> tuple[str, ...]:
+        """(M,) the id of each call."""
+
+    @property
+    def prompts(self) -> tuple[str, ...]:
+        """(M,) a digest of all tokens before each call's output."""
 
     @property
     def turn_returns(self) -> Float64:
@@ -73,6 +86,7 @@ class Outline:
     trained: Int32  # (K, 4) the loss tokens
     turn_returns: Float64  # (M,)
     episode_return: float
+    named_returns: Mapping[str, float] = field(default_factory=dict)  # of the episode, by the name of its rewards
     wasted_tokens: int  # sampled and trainable, but too old
 
     @property
@@ -165,6 +179,9 @@ def joined(outline: Outline, tokens: PathTokens) -> TrajectoryTokens:
         temperatures=temperatures,
         turn_returns=outline.turn_returns,
         episode_return=outline.episode_return,
+        named_returns=outline.named_returns,
+        calls=outline.calls,
+        prompts=outline.prompts,
         kv_mixed_turns=frozenset(np.flatnonzero(outline.kv_mixed).tolist()),
         routed=tokens.routed,
     )

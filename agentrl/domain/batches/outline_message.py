@@ -37,6 +37,7 @@ def pack(batch: BatchOutline) -> bytes:
         {
             "batch": [batch.step_id, batch.step, batch.version, sorted(batch.ages.items())],
             "columns": [[name, array.dtype.str, array.shape] for name, array in columns.items()],
+            "named": [list(one.named_returns.items()) for one in of],
         }
     )
     return b"".join([len(header).to_bytes(HEADER_BYTES), header, *(array.tobytes() for array in columns.values())])
@@ -54,11 +55,15 @@ def unpack(raw: bytes) -> BatchOutline:
         at += count * dtype.itemsize
     step_id, step, version, ages = header["batch"]
     return BatchOutline(
-        step_id=step_id, step=step, version=version, trajectories=list(_outlines(columns)), ages=dict(ages)
+        step_id=step_id,
+        step=step,
+        version=version,
+        trajectories=list(_outlines(columns, header["named"])),
+        ages=dict(ages),
     )
 
 
-def _outlines(columns: dict[str, NDArray[Any]]) -> Iterator[Outline]:
+def _outlines(columns: dict[str, NDArray[Any]], returns_by_name: list[list[Any]]) -> Iterator[Outline]:
     named = [_read(columns[name]) for name in NAMES]
     calls, prompts = _read(columns["calls"]), _read(columns["prompts"])
     returns, wasted = columns["episode_return"].tolist(), columns["wasted"].tolist()
@@ -76,6 +81,7 @@ def _outlines(columns: dict[str, NDArray[Any]]) -> Iterator[Outline]:
             trained=columns["trained"][k : (k := k + of_trained)],
             turn_returns=columns["turn_returns"][turns],
             episode_return=returns[i],
+            named_returns={name: float(value) for name, value in returns_by_name[i]},
             wasted_tokens=wasted[i],
         )
 

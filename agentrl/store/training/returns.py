@@ -27,6 +27,7 @@ class SessionReturns:
     episode_return: float
     calls: dict[str, float]
     rewarded: bool  # by a reward of its own, or of the session that it inherits from
+    named: Mapping[str, float]  # the episode's return from the rewards of each name alone
 
 
 def applied(conn: Connection, session_ids: Sequence[str] | Select[Any]) -> Mapping[str, SessionRewards]:
@@ -65,6 +66,7 @@ def of_sessions(
             episode_return=over.episode_return if over else credit.outcome(calls[session_id], by_call),
             calls=by_call,
             rewarded=rewarded,
+            named=over.named if over else credit.named_outcomes(calls[session_id], own, discount),
         )
     return {sid: done[sid] for sid in session_ids}
 

@@ -63,6 +63,7 @@ def test_a_part_of_a_named_preset_can_be_given_on_the_command_line(tmp_path: Pat
         ),
         ({"baseline": "critic"}, "estimator gae and baseline critic go together"),
         ({"preset": "ppo", "normalization": "group_std"}, "use whiten or none with gae"),
+        ({"kl_target": 0.1}, "kl_target needs a kl_coef above 0"),
         ({"kl_refresh_steps": 5}, "kl_refresh_steps needs a kl_coef above 0"),
         ({"dual_clip": 1.1}, "dual_clip needs"),
         ({"dual_clip": 3.0, "clip": "sapo"}, "dual_clip needs"),
@@ -80,6 +81,17 @@ def test_a_part_of_a_named_preset_can_be_given_on_the_command_line(tmp_path: Pat
         ({"preset": "reinforce++", "rescale_tied": True}, "rescale_tied needs a baseline that comes from the group"),
         ({"preset": "gmpo", "ratio": "sequence"}, "clip geometric needs ratio: token"),
         ({"positive_weight": 0, "negative_weight": 0}, "positive_weight and negative_weight are both 0"),
+        ({"correction_normalize": True, "correction": "reject"}, "correction_normalize needs weights"),
+        ({"masked_in_mean": False}, "masked_in_mean: false needs correction mask or reject, or m2_threshold"),
+        ({"clip_cov": 0.1, "clip_cov_low": 6.0}, "clip_cov_low must be less than clip_cov_high"),
+        ({"preset": "gspo", "kl_cov": 0.1}, "clip_cov and kl_cov need ratio: token"),
+        ({"distill_divergence": "forward"}, "distill: sampled has the reverse divergence of all tokens"),
+        ({"reward_weight": 0}, "reward_weight: 0 needs a distill_coef above 0"),
+        ({"distill_coef": 1, "advantage": "a:b"}, "cannot be used with distill: sampled"),
+        ({"normalization": "per_reward"}, "normalization per_reward needs credit: trajectory"),
+        ({"preset": "gdpo", "kl_coef": 0.1, "kl": "reward"}, "normalization per_reward needs kl: loss"),
+        ({"reward_weights": {"a": 1}}, "reward_weights needs normalization: per_reward"),
+        ({"preset": "reinforce++", "step_weight": 1}, "step_weight needs a baseline that comes from the group"),
         ({"clip_low": 1.5}, "config key 'trainer.algorithm.clip_low'"),
     ],
 )
@@ -88,6 +100,13 @@ def test_parts_that_exclude_each_other_are_refused_in_one_line(algorithm: Any, m
         run(algorithm)
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("trainer", [{"teacher": "tiny"}, {"algorithm": {"distill_coef": 1.0}}])
+def test_a_teacher_and_its_coefficient_go_together(trainer: Any) -> None:
+    with pytest.raises(ConfigError, match=r"teacher and an algorithm\.distill_coef above 0 go together"):
+        parse_config(BASE | {"trainer": trainer})
+    assert parse_config(BASE | {"trainer": {"teacher": "tiny", "algorithm": {"distill_coef": 1.0}}}).trainer.teacher
 
 
 def test_a_reference_without_a_kl_coefficient_is_refused() -> None:

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentrl.domain.credit import CallFact, SessionRewards, call_returns, counting, outcome
+from agentrl.domain.credit import CallFact, SessionRewards, call_returns, counting, named_outcomes, outcome
 
 
 def chain(n: int) -> list[CallFact]:
@@ -100,7 +100,8 @@ def test_the_newest_reward_of_a_name_counts_and_names_are_summed():
         ("a", "call", "style", 0.25),
         ("a", "branch", "reward", 2.0),
     ]
-    assert counting(facts) == SessionRewards(pytest.approx(1.4), {"a": 2.0}, {"a": 1.25})
+    named = {"reward": SessionRewards(0.9, {"a": 2.0}, {"a": 1.0}), "style": SessionRewards(0.5, {}, {"a": 0.25})}
+    assert counting(facts) == SessionRewards(pytest.approx(1.4), {"a": 2.0}, {"a": 1.25}, named)
     assert not counting([]).any
 
 
@@ -129,6 +130,20 @@ def test_returns_are_linear_in_the_rewards(branches, session, discount):
         for call_id, share in call_returns(TREE, SessionRewards(branches={names[i]: value}), discount).items():
             apart[call_id] = apart.get(call_id, 0.0) + share
     assert together == pytest.approx(apart, abs=1e-9)
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from("abcd"), st.sampled_from(["session", "branch", "call"]), values), max_size=12),
+    st.floats(0, 1),
+)
+def test_outcomes_of_the_names_add_up_to_the_outcome(given_rewards, discount):
+    facts = []
+    for i, (name, scope, value) in enumerate(given_rewards):
+        facts.append((None if scope == "session" else TREE[i % len(TREE)].id, scope, name, value))
+    rewards = counting(facts)
+    named = named_outcomes(TREE, rewards, discount)
+    assert named.keys() == {name for name, _, _ in given_rewards}
+    assert sum(named.values()) == pytest.approx(outcome(TREE, call_returns(TREE, rewards, discount)), abs=1e-9)
 
 
 @st.composite

@@ -48,6 +48,11 @@ def test_the_memory_of_a_rank_between_steps_is_computed(
     assert kept == PROCESS_BYTES + bytes_per_parameter * BILLION
 
 
+def test_a_teachers_weights_are_kept_too() -> None:
+    taught = config({"teacher": "t", "algorithm": {"distill_coef": 1.0}}, ranks=2)
+    assert memory_share.kept_bytes(taught, BILLION, 3 * BILLION) == PROCESS_BYTES + (12 + 3 * 4) * BILLION / 2
+
+
 def test_an_engine_gets_the_rest_or_the_run_does_not_start() -> None:
     assert memory_share.beside_idle_trainer(0, 80 * GIB) == 0.85
     assert memory_share.beside_idle_trainer(20 * GIB, 80 * GIB) == 0.6

@@ -74,6 +74,7 @@ def random_groups(seed: int) -> list[TrajectoryTokens]:
         for e in range(size):
             value = 0.5 if g == 4 else float(rng.normal())
             for path in range(int(rng.integers(1, 3))):
+                named = {"right": value * e, "short": value * (1 - e)} if g != 2 else {"right": value}
                 t = trajectory(
                     f"g{g}",
                     f"e{g}.{e}",
@@ -82,7 +83,19 @@ def random_groups(seed: int) -> list[TrajectoryTokens]:
                     output=int(rng.integers(1, 6)),
                 )
                 mask = t.loss_mask & (rng.random(len(t.loss_mask)) < 0.8) & (path == 0 or e % 2 == 0)
-                found.append(dataclasses.replace(t, trajectory_id=f"{t.trajectory_id}.{path}", loss_mask=mask))
+                turns = len(t.turn_returns)
+                states = [f"{g}.{k if k == 0 else rng.integers(2)}" for k in range(turns)]
+                calls = tuple(f"e{g}.{e}.{path if k else 0}.{k}" for k in range(turns))
+                if path:  # the first call is that of the first path
+                    t.turn_returns[0] = found[-1].turn_returns[0]
+                changes = {
+                    "calls": calls,
+                    "prompts": tuple(states),
+                    "trajectory_id": f"{t.trajectory_id}.{path}",
+                    "loss_mask": mask,
+                    "named_returns": named,
+                }
+                found.append(dataclasses.replace(t, **changes))
     return found
 
 
@@ -117,6 +130,13 @@ def by_hand(trajectories: list[TrajectoryTokens], a: Algorithm) -> list[list[flo
         advantages = []
         for r in own:
             value = float(r) + penalty[t.episode_id]
+            if a.normalization == "per_reward":
+                advantages.append(
+                    alpha * per_reward(t, trajectories, penalty, a)
+                    if a.rescale_tied
+                    else per_reward(t, trajectories, penalty, a)
+                )
+                continue
             if a.baseline != "none" and tied:
                 advantages.append(0.0)
                 continue
@@ -140,7 +160,18 @@ def by_hand(trajectories: list[TrajectoryTokens], a: Algorithm) -> list[list[flo
                 assert a.normalization in ("whiten", "none"), f"no formula for normalization {a.normalization}"
             advantages.append(value * alpha if a.rescale_tied else value)
         out.append(advantages)
-    if a.normalization == "whiten":
+    for t, advantages in zip(trajectories, out, strict=True):
+        for k, (call, state) in enumerate(zip(t.calls, t.prompts, strict=True) if a.step_weight else []):
+            peers = {
+                c: float(o.turn_returns[i])
+                for o in trajectories
+                for i, c in enumerate(o.calls)
+                if o.group_id == t.group_id and o.prompts[i] == state
+            }
+            if max(peers.values()) > min(peers.values()):
+                deviation = statistics.stdev(peers.values()) + 1e-6
+                advantages[k] += a.step_weight * (peers[call] - statistics.mean(peers.values())) / deviation
+    if a.normalization in ("whiten", "per_reward"):
         counts = [a.baseline == "none" or len(groups[t.group_id]) > 1 for t in trajectories]
         tokens = [
             advantages[turn]
@@ -156,6 +187,20 @@ def by_hand(trajectories: list[TrajectoryTokens], a: Algorithm) -> list[list[flo
     return [[x * (a.positive_weight if x > 0 else a.negative_weight) for x in advantages] for advantages in out]
 
 
+def per_reward(t: TrajectoryTokens, batch: list[TrajectoryTokens], penalty: dict[str, float], a: Algorithm) -> float:
+    """GDPO before the batch is whitened: z-scores of each name, summed."""
+    group = {
+        o.episode_id: {**o.named_returns, "overlong": penalty[o.episode_id]} for o in batch if o.group_id == t.group_id
+    }
+    total = 0.0
+    for name in {name for rewards in group.values() for name in rewards}:
+        values = [rewards.get(name, 0.0) for rewards in group.values()]
+        if max(values) > min(values):
+            score = (group[t.episode_id].get(name, 0.0) - statistics.mean(values)) / (statistics.stdev(values) + 1e-6)
+            total += a.reward_weights.get(name, 1.0) * score
+    return total
+
+
 def best_of(own: float, others: list[float], k: int) -> float:
     """What an episode adds to the maximum of k, over every choice of the others."""
     choices = list(itertools.combinations(others, min(k - 1, len(others))))
@@ -169,12 +214,17 @@ CHOICES: list[dict[str, Any]] = [
         for b in values("baseline")
         for n in values("normalization")
         for c in values("credit")
-        if b not in ("critic", "max_at_k") and (b, n) != ("none", "group_std")  # a group of one has no deviation
+        if b not in ("critic", "max_at_k")
+        and (b, n) != ("none", "group_std")  # a group of one has no deviation
+        and n != "per_reward"
     ),
+    {"preset": "gdpo", "reward_weights": {"right": 0.5, "overlong": 0.2}, "overlong_tokens": 9, "overlong_buffer": 4},
     *(
         {"baseline": "max_at_k", "normalization": n, "credit": "trajectory", "best_of": k}
         for n, k in [("none", 2), ("none", 3), ("none", 7), ("whiten", 3)]
     ),
+    {"step_weight": 0.7, "normalization": "none"},
+    {"step_weight": 0.7, "normalization": "whiten", "credit": "trajectory"},
     {"baseline_shift": -0.3, "baseline": "leave_one_out"},
     {"rescale_tied": True},
     {"rescale_tied": True, "normalization": "none", "positive_weight": 0.0},
@@ -216,8 +266,12 @@ def token_by_token(batch: list[TrajectoryTokens], costs: list[Any]) -> list[Traj
     return found
 
 
+COSTED = [p for p in CHOICES if p.get("preset") not in ("gdpo", "gigpo") and "step_weight" not in p]
+"""Those whose advantages of tokens are those of turns of one token."""
+
+
 @pytest.mark.parametrize("seed", range(2))
-@pytest.mark.parametrize("parts", CHOICES, ids=lambda parts: "-".join(map(str, parts.values())))
+@pytest.mark.parametrize("parts", COSTED, ids=lambda parts: "-".join(map(str, parts.values())))
 def test_penalized_advantages_equal_the_loop(parts: dict[str, Any], seed: int) -> None:
     algorithm, batch = Algorithm(**parts), random_groups(seed)
     rng = np.random.default_rng(seed)
@@ -231,7 +285,7 @@ def test_penalized_advantages_equal_the_loop(parts: dict[str, Any], seed: int) -
         assert not got[~t.loss_mask].any()
 
 
-@pytest.mark.parametrize("preset", OF_RETURNS)
+@pytest.mark.parametrize("preset", [name for name in OF_RETURNS if name != "gdpo"])
 def test_zero_costs_do_not_change_advantages(preset: str) -> None:
     algorithm, batch = Algorithm(preset=preset), random_groups(0)
     free = penalized_advantages(batch, algorithm, [np.zeros(len(t.loss_mask), np.float32) for t in batch])
@@ -271,6 +325,19 @@ def test_a_group_of_one_and_a_tied_group_have_no_advantage(preset: str) -> None:
 def test_a_session_with_many_paths_counts_once_in_the_baseline() -> None:
     group = [trajectory("g", "s0", 1.0)] * 5 + [trajectory("g", "s1", 0.0)]
     assert [a.item() for a in turn_advantages(group, Algorithm(preset="dr_grpo"))] == [0.5] * 5 + [-0.5]
+
+
+def test_gdpo_tells_episodes_apart_whose_rewards_have_the_same_sum() -> None:
+    """The example of its paper: rewards (0, 1) and (0, 2) are the same to GRPO after normalisation, and not to GDPO."""
+    both = [
+        dataclasses.replace(trajectory("g", name, a + b), named_returns={"right": a, "form": b})
+        for name, a, b in [("a", 1.0, 0.0), ("b", 0.0, 1.0), ("c", 1.0, 1.0), ("d", 1.0, 0.0)]
+    ]
+    grpo, gdpo = ([x.item() for x in turn_advantages(both, Algorithm(preset=p))] for p in ("grpo", "gdpo"))
+    assert grpo[0] == grpo[1] == grpo[3]
+    assert gdpo[0] == gdpo[3] != gdpo[1]
+    assert np.mean(gdpo) == pytest.approx(0, abs=1e-6)
+    assert np.std(gdpo) == pytest.approx(1, rel=1e-4)
 
 
 def test_groups_do_not_mix() -> None:

@@ -78,6 +78,8 @@ def test_losses_gradients_and_metrics_are_finite(drawn: list[tuple[float, float,
             log_ratios = (tokens.logprobs_S - tokens.behavior_S).detach()
             keep = under_limit(log_ratios, second_moment_limit(log_ratios, algorithm.m2_threshold))
             tokens = dataclasses.replace(tokens, keep_S=keep)
+        if algorithm.kl_cov:
+            tokens = dataclasses.replace(tokens, far_S=torch.ones(len(drawn), dtype=torch.bool))
         loss, sums = policy_loss(tokens, Totals(float(len(drawn)), 4.0), algorithm)
         loss.backward()
         assert torch.isfinite(loss), parts

@@ -45,7 +45,11 @@ def rollout(model: torch.nn.Module, prompts: torch.Tensor) -> list[TrajectoryTok
             recorded = np.where(t.loss_mask, logprobs[g, token].item(), 0).astype(np.float32)
             found.append(
                 dataclasses.replace(
-                    t, logprobs=recorded, turn_returns=np.array([value], np.float64), episode_return=value
+                    t,
+                    logprobs=recorded,
+                    turn_returns=np.array([value], np.float64),
+                    episode_return=value,
+                    named_returns={"right": value},
                 )
             )
     return found

@@ -22,7 +22,7 @@ from agentrl.trainer.algorithms.corrections import (
     under_limit,
 )
 from agentrl.trainer.algorithms.gae import gae, value_losses
-from agentrl.trainer.algorithms.kl import kl_divergence
+from agentrl.trainer.algorithms.kl import adapted, kl_divergence
 from agentrl.trainer.algorithms.losses import LossTokens, policy_loss
 from agentrl.trainer.algorithms.packed_rows import Rows
 
@@ -343,6 +343,18 @@ def test_the_gradient_of_these_estimators_is_that_of_the_divergence(kind: Any) -
     (exact,) = torch.autograd.grad((log_p.exp() * (log_p - q.log())).sum(), logits, retain_graph=True)
     estimate = (log_p.exp().detach() * kl_divergence(log_p, q.log(), kind)).sum()  # tokens that π sampled
     torch.testing.assert_close(torch.autograd.grad(estimate, logits)[0], exact)
+
+
+@pytest.mark.parametrize(
+    ("divergence", "expected"),
+    [(0.02, 0.5), (0.021, 0.5 * 1.005), (0.018, 0.5 * 0.99), (9.0, 0.5 * 1.02), (-1.0, 0.5 * 0.98)],
+)
+def test_the_controller_moves_the_coefficient_by_the_bounded_relative_error(divergence: float, expected: float) -> None:
+    assert adapted(0.5, divergence, target=0.02, gain=0.1) == pytest.approx(expected)
+
+
+def test_the_controller_keeps_the_coefficient_within_its_bound() -> None:
+    assert adapted(1e6, 9.0, target=0.02, gain=1.0) == 1e6
 
 
 # -- the critic ----------------------------------------------------------------------------------------------------

@@ -20,8 +20,9 @@ from agentrl.trainer.distributed import World, full
 from agentrl.trainer.models.critic import Critic, Learner, explained_variance, gae_advantages, token_rewards
 from agentrl.trainer.models.policy import Policy
 from agentrl.trainer.models.rank_parts import owned
-from agentrl.trainer.models.run_models import Models
+from agentrl.trainer.models.run_models import Models, make_models
 from agentrl.trainer.models.sharding import load_sharded
+from agentrl.trainer.optimizer import make_optimizer
 from agentrl.trainer.packing import collate, make_units
 from agentrl.trainer.scoring import make_samples
 from agentrl.trainer.update import update_policy
@@ -241,3 +242,29 @@ def test_the_critic_learns_the_returns(tiny_model: Path, world: World) -> None:
     assert metrics[-1]["explained_variance"] > 0.5
     assert metrics[-1]["value_loss"] < metrics[0]["value_loss"] / 2
     assert metrics[0]["value_grad_norm"] > 0
+
+
+def test_a_warm_up_moves_the_critic_and_leaves_the_policy(tiny_model: Path, world: World) -> None:
+    config = TrainerConfig(algorithm="ppo", critic_lr=1e-2, lr=1e-2)
+    models = make_models(tiny_model, config, world)
+    optimizer = make_optimizer(models.policy, config)
+    trajectories = [s.tokens for s in random_samples()]
+    assert models.critic is not None
+
+    def weights(model: Any) -> dict[str, torch.Tensor]:
+        return {name: full(p).clone() for name, p in model.trainable()}
+
+    def step(*, only_critic: bool) -> dict[str, float]:
+        share = make_samples(trajectories, config.algorithm, models, config.token_budget, world)
+        learner = models.critic
+        return update_policy(models.policy, optimizer, share, 1, AGES, config, world, learner, only_critic=only_critic)
+
+    policy, critic = weights(models.policy), weights(models.critic.critic)
+    metrics = step(only_critic=True)
+    assert all(torch.equal(before, weights(models.policy)[name]) for name, before in policy.items())
+    assert any(not torch.equal(before, weights(models.critic.critic)[name]) for name, before in critic.items())
+    assert "grad_norm" not in metrics
+    assert metrics["value_grad_norm"] > 0
+    assert not optimizer.state
+    assert step(only_critic=False)["grad_norm"] > 0
+    assert any(not torch.equal(before, weights(models.policy)[name]) for name, before in policy.items())

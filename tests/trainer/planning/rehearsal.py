@@ -73,7 +73,7 @@ def step(folder: Path, layout: tuple[int, ...], settings: dict[str, Any], sample
         metrics = update.update_policy(
             models.policy, optimizer, share, 1, AGES, config, world, models.critic, token_facts=facts
         )
-        run_models.after_step(models, 1, config)
+        run_models.after_step(models, 1, config, metrics)
         held = [p for _, p in models.policy.trainable()]
         where = {local(p).device.type for p in held} | {
             local(t).device.type for state in optimizer.state.values() for t in state.values() if t.dim()

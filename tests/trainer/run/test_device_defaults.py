@@ -22,6 +22,7 @@ from agentrl.trainer.run.device_defaults import (
     held_bytes,
     kept_bytes,
     microbatch_tokens,
+    teacher_bytes,
 )
 
 GIB = 2**30
@@ -62,6 +63,15 @@ def test_numbers_are_kept_and_a_cpu_has_its_own() -> None:
     assert microbatch_tokens(TrainerConfig(tokens_per_microbatch=77), "bfloat16", known, gpu(80)) == 77
     assert microbatch_tokens(TrainerConfig(), "float32", known, CPU) == TrainerConfig().token_budget == 4096
     assert microbatch_tokens(TrainerConfig(), "bfloat16", None, gpu(80)) == UNKNOWN
+
+
+def test_a_teacher_leaves_fewer_tokens() -> None:
+    known, config = shape(QWEN3_8B), TrainerConfig(activation_checkpointing=True)
+    alone = microbatch_tokens(config, "bfloat16", known, gpu(79.1, 8))
+    taught = microbatch_tokens(config, "bfloat16", known, gpu(79.1, 8), known)
+    assert LEAST < taught < alone
+    held = teacher_bytes(config, "bfloat16", known, 8)
+    assert held == pytest.approx(8.19e9 * 4 / 8 + 2 * (2 * 0.193e9 + 1.245e9), rel=0.02)  # weights; gathered ones
 
 
 @pytest.mark.parametrize(

@@ -132,6 +132,7 @@ def outline(
         trained=_rows(trained),
         turn_returns=np.array([credited.calls.get(turn.interaction_id, 0.0) for turn in turns], np.float64),
         episode_return=credited.episode_return,
+        named_returns=credited.named,
         wasted_tokens=wasted,
     )
 

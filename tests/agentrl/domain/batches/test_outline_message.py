@@ -37,6 +37,7 @@ def outlines(draw: st.DrawFn) -> Outline:
         trained=rows[: draw(st.integers(0, len(rows)))],
         turn_returns=np.array(draw(st.lists(number, min_size=calls, max_size=calls)), np.float64),
         episode_return=draw(number),
+        named_returns=draw(st.dictionaries(st.text(max_size=8), st.floats(-1e6, 1e6), max_size=3)),
         wasted_tokens=draw(st.integers(0, 1 << 40)),
     )
 

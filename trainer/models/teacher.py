@@ -1,0 +1,103 @@
+"""The teacher of distillation: a frozen model beside the policy, and the divergence of the policy's distributions from
+its own.
+
+Letters as in head.py: P predictions, H hidden size, V vocabulary, C predictions of one chunk.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from agentrl.errors import ModelFolderError
+from agentrl.trainer.algorithms.vocabulary_divergence import DIVERGENCES, Divergence
+from agentrl.trainer.models.head import chunk_of, chunks, head_of, logits_of
+from agentrl.trainer.models.onednn import add_weight_gradient, linear
+
+
+def check_same_tokens(student: Path, teacher: Path) -> None:
+    """Raise ModelFolderError, with the first difference, when two folders' tokenizers give a token different ids."""
+    from transformers import AutoTokenizer
+
+    own, other = (AutoTokenizer.from_pretrained(f, local_files_only=True).get_vocab() for f in (student, teacher))
+    for token, id_ in sorted(own.items(), key=lambda item: item[1]):
+        if other.get(token) != id_:
+            has = f"the id {other[token]}" if token in other else "no id"
+            raise ModelFolderError(
+                f"trainer.teacher: {teacher} has another tokenizer than {student}: {token!r} has the id {id_} here and "
+                f"{has} there; distillation compares token by token, so choose a teacher of the same family"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Lesson:
+    """A teacher's distributions at the predictions of a microbatch, as their factors."""
+
+    hidden_PH: Tensor
+    weight_VH: Tensor
+    temperatures_P: Tensor
+    divergence: str
+    top_k: int | None
+
+    def divergence_of(self, hidden_PH: Tensor, weight_VH: Tensor, temperatures_P: Tensor) -> Tensor:
+        """(P,) the divergence of the policy's distributions, with a gradient by its hidden states and its head."""
+        found: Tensor = _Compared.apply(hidden_PH, weight_VH, temperatures_P, self)  # type: ignore[no-untyped-call]
+        return found
+
+
+def compared(logits_CV: Tensor, teacher_CV: Tensor, measure: Divergence, top_k: int | None) -> tuple[Tensor, Tensor]:
+    """(C,) the divergence of softmax(logits) from softmax(teacher), and (C, V) its derivatives by the logits.
+
+    Models of one tokenizer may pad their heads to different sizes: the ids that both have are compared. With `top_k`,
+    only the teacher's k largest, both distributions restricted to them.
+    """
+    both = min(logits_CV.shape[1], teacher_CV.shape[1])
+    slope_CV = torch.zeros_like(logits_CV)
+    if top_k is None or top_k >= both:
+        parts = (torch.log_softmax(z[:, :both], -1) for z in (logits_CV, teacher_CV))
+        found_C, slope_CV[:, :both] = measure(*parts)
+        return found_C, slope_CV
+    ids_CK = teacher_CV[:, :both].topk(top_k).indices
+    parts = (torch.log_softmax(z.gather(1, ids_CK), -1) for z in (logits_CV, teacher_CV))
+    found_C, slope_CK = measure(*parts)
+    return found_C, slope_CV.scatter_(1, ids_CK, slope_CK)
+
+
+class _Compared(torch.autograd.Function):
+    """Computes logits in chunks, once for the divergence and once for its gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, hidden_PH: Tensor, weight_VH: Tensor, temperatures_P: Tensor, lesson: Lesson) -> Tensor:
+        ctx.save_for_backward(hidden_PH, weight_VH, temperatures_P)
+        ctx.lesson = lesson
+        found_P = torch.empty(len(hidden_PH), dtype=torch.float32, device=hidden_PH.device)
+        for part, found_C, _ in _parts(hidden_PH, weight_VH, temperatures_P, lesson):
+            found_P[part] = found_C
+        return found_P
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        hidden_PH, weight_VH, temperatures_P = ctx.saved_tensors
+        grad_P = grads[0] / temperatures_P
+        grad_PH = torch.empty_like(hidden_PH)
+        grad_VH = torch.zeros_like(weight_VH, dtype=torch.float32) if ctx.needs_input_grad[1] else None
+        for part, _, slope_CV in _parts(hidden_PH, weight_VH, temperatures_P, ctx.lesson):
+            slope_CV = slope_CV.mul_(grad_P[part, None]).to(weight_VH.dtype)
+            grad_PH[part] = linear(slope_CV, weight_VH.t())
+            if grad_VH is not None:
+                add_weight_gradient(grad_VH, slope_CV, hidden_PH[part])
+        return grad_PH, None if grad_VH is None else grad_VH.to(weight_VH.dtype), None, None
+
+
+def _parts(hidden_PH: Tensor, weight_VH: Tensor, temperatures_P: Tensor, lesson: Lesson) -> Any:
+    """For each chunk of predictions: where it is, its divergence, and its derivatives by the logits / temperature."""
+    head_VH, teachers_VH = head_of(weight_VH), head_of(lesson.weight_VH)
+    measure = DIVERGENCES[lesson.divergence]
+    for part in chunks(len(hidden_PH), chunk_of(2 * max(len(weight_VH), len(lesson.weight_VH)))):
+        logits_CV = logits_of(hidden_PH[part], head_VH).div_(temperatures_P[part, None])
+        teachers_CV = logits_of(lesson.hidden_PH[part], teachers_VH).div_(lesson.temperatures_P[part, None])
+        yield part, *compared(logits_CV, teachers_CV, measure, lesson.top_k)
