@@ -75,6 +75,13 @@ class Lineage:
         """The metrics of a completed step."""
         return {}
 
+    def metrics_before(self, step: int, count: int) -> list[dict[str, float]]:
+        """The metrics of at most `count` completed steps before `step`, oldest first."""
+        return []
+
+    def fail(self, reason: str) -> None:
+        """Record that the run has failed, which ends its parts."""
+
     def samples(self, step_id: str, count: int) -> list[SampledRollout]:
         """At most `count` trajectories of a completed step, with their texts."""
         return []

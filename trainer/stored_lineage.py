@@ -41,8 +41,8 @@ class StoredLineage(Lineage):
     """One trainer epoch of one run, in the store.
 
     `check` and the methods that change the run's steps raise FencedError once a newer trainer has started:
-    `reconcile`, `wait_for_batch` (it leases groups), `refuse`, `complete`, `remade`, `checkpointed`, `stored` and
-    `finish`. Reading and `record` still work.
+    `reconcile`, `wait_for_batch` (it leases groups), `refuse`, `complete`, `remade`, `checkpointed`, `stored`, `fail`
+    and `finish`. Reading and `record` still work.
     """
 
     def __init__(self, database: Database, run_id: str, epoch: int, config: RunConfig) -> None:
@@ -133,6 +133,15 @@ class StoredLineage(Lineage):
     def metrics(self, step: int) -> dict[str, float]:
         """The metrics of a completed step."""
         return dict(self.database.query(steps.of_run, self.run_id, step - 1)[0].metrics)
+
+    def metrics_before(self, step: int, count: int) -> list[dict[str, float]]:
+        """The metrics of at most `count` completed steps before `step`, oldest first."""
+        rows = self.database.query(steps.of_run, self.run_id, max(0, step - 1 - count))
+        return [dict(row.metrics) for row in rows if row.step < step]
+
+    def fail(self, reason: str) -> None:
+        """Record that the run has failed, which ends its parts."""
+        self.database.transact(steps.fail_run, self.run_id, self.epoch, reason)
 
     def samples(self, step_id: str, count: int) -> list[SampledRollout]:
         """At most `count` trajectories of a completed step, with their texts."""

@@ -44,6 +44,7 @@ from agentrl.trainer.nonfinite import NonFinite
 from agentrl.trainer.optimizer import make_optimizer
 from agentrl.trainer.publish.publish_client import Publisher
 from agentrl.trainer.run import gpu_turn, step_checkpoint
+from agentrl.trainer.run.alarm_check import check_alarms
 from agentrl.trainer.run.batch_lease import ShouldAccept, next_batch
 from agentrl.trainer.run.next_share import read_ahead
 from agentrl.trainer.run.publish_step import publish
@@ -158,6 +159,7 @@ class TrainingRun:
             ),
             metrics=finite(step_metrics(t, batch, share, advantages, metrics, times, gaps.gathered(t.world))),
         )
+        check_alarms(t, record)
         self._leased, self._updated = None, Updated(record, facts.gathered(t.world), start, updated)
         return dict(record.metrics)
 

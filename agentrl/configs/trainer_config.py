@@ -7,6 +7,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
+from agentrl.configs.alarm_config import AlarmConfig
 from agentrl.configs.algorithm import Algorithm
 from agentrl.configs.section import NonNegative, Positive, Seconds, Section
 
@@ -147,6 +148,7 @@ CHANGEABLE_OF_TRAINER = (
     "trainer.verify_checkpoint",
     "trainer.save_every",
     "trainer.keep_models",
+    "trainer.alarms",
     "trainer.token_facts.every",
     "trainer.token_facts.sample",
     "trainer.profile_steps",
@@ -210,6 +212,8 @@ class TrainerConfig(UpdateConfig):
     """On a NaN or infinite loss or gradient: `stop` fails the run, `skip` leaves out the minibatch. An event names the
     trajectories.
     """
+    alarms: Annotated[list[AlarmConfig], Field(max_length=32)] = Field(default_factory=list)
+    """Rules that warn or stop the run when a metric leaves its bounds."""
     token_facts: TokenFactsConfig = TokenFactsConfig()
     profile_steps: list[Positive] = Field(default_factory=list)
     """Steps whose update is profiled by torch.profiler, into `profiles/` of the run's folder: a trace for Perfetto from

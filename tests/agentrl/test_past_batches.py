@@ -341,7 +341,7 @@ def test_a_new_score_has_no_name_to_be_compared_by(db) -> None:
     history.train(1)
     step = step_of(history, 1)
     credit = past_batches.Credit(judge=lambda session: 1.0, estimator="gdpo")
-    with pytest.raises(UserError, match="--rescore: the advantages .* compare rewards name by name"):
+    with pytest.raises(UserError, match=r"--rescore: the advantages .* compare rewards name by name"):
         past_batches.recredit(db, step, past_batches.check(db, step).batch, credit)
 
 

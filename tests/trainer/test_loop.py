@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from safetensors.torch import load_file
 from support import save_tiny_model
 from transformers import AutoModelForCausalLM
 
+from agentrl.configs.alarm_config import AlarmConfig
 from agentrl.configs.algorithm import Algorithm
 from agentrl.errors import AgentRLError, FencedError
 from agentrl.store import events, runs
@@ -279,3 +281,32 @@ def test_the_divergence_from_a_named_reference_is_a_metric(setup: Setup, tmp_pat
     assert min(far) > 0.1  # with the base model as reference the first step has none
     for folder in (setup.config.run_dir / "checkpoints").iterdir():
         assert not checkpoint_reader.shapes(folder, "reference")  # it does not move
+
+
+def test_an_alarm_is_said_once_and_recorded_while_it_sounds(setup: Setup, capsys: pytest.CaptureFixture[str]) -> None:
+    rules = [
+        AlarmConfig(metric="tokens_trained", above=0, steps=2),
+        AlarmConfig(metric="tokens_trained", above=1e9, steps=1, does="stop"),
+        AlarmConfig(metric="entropie", below=1),
+    ]
+    assert setup.train(alarms=rules)
+    said = [line for line in capsys.readouterr().out.splitlines() if line.startswith(("alarm", "trainer.alarms"))]
+    assert len(said) == 2
+    assert "has no metric 'entropie'; did you mean 'entropy'?" in said[0]
+    assert "alarm at step 2: tokens_trained is" in said[1]
+    found = [json.loads(data) for (data,) in setup.query("SELECT data FROM events WHERE kind = 'alarm'")]
+    assert [(one["step"], one["metric"], one["does"]) for one in found] == [(2, "tokens_trained", "warn")]
+
+
+def test_an_alarm_that_stops_saves_the_step_and_fails_the_run_with_the_reason(setup: Setup) -> None:
+    rule = AlarmConfig(metric="tokens_trained", above=0, steps=2, does="stop")
+    assert not setup.train(alarms=[rule], checkpoint_every=50)
+    ((status, error),) = setup.query("SELECT status, error FROM runs")
+    assert status == "failed"
+    assert error.startswith("alarm at step 2: tokens_trained is")
+    assert error.endswith("to go on, change trainer.alarms and resume")
+    assert [p.name.rsplit("-", 1)[0] for p in (setup.config.run_dir / "checkpoints").iterdir()] == ["step-000002"]
+    with setup.database.write() as conn:
+        runs.set_status(conn, setup.run_id, "running")  # as a resume does
+    assert setup.train()
+    assert [state for (state,) in setup.query("SELECT state FROM steps ORDER BY step")] == ["published"] * 3

@@ -15,6 +15,7 @@ from folders import read_part
 from loop_setup import Setup, die_before, same
 from safetensors.torch import load_file
 from sqlalchemy import text
+from support import save_tiny_model
 
 from agentrl.configs.algorithm import Algorithm
 from agentrl.configs.publish_config import MooncakeConfig
@@ -24,7 +25,9 @@ from agentrl.store import runs
 from agentrl.store.training import steps
 from agentrl.trainer.checkpoints import checkpoint, checkpoint_writer
 from agentrl.trainer.distributed import World
+from agentrl.trainer.models import run_models
 from agentrl.trainer.publish.publish_client import Publisher
+from agentrl.trainer.run import trainer_start
 from agentrl.trainer.stored_lineage import StoredLineage
 from agentrl.versions.transports.mooncake_source import MooncakeSource, mooncake_spec
 from agentrl.versions.weights_folder import ADAPTER, TENSORS, checksum
@@ -307,6 +310,29 @@ def test_a_refreshed_reference_is_the_same_after_a_resume(
     die_before(monkeypatch, setup, 4, algorithm=algorithm)  # the reference is of step 2, the policy of step 3
     assert setup.train(algorithm=algorithm)
     assert same(expected, setup.config.run_dir / "model")
+
+
+@pytest.mark.parametrize("form", ["full", pytest.param("sampled", marks=pytest.mark.long)])
+def test_a_student_is_the_same_after_a_resume(
+    setup: Setup,
+    tmp_path_factory: pytest.TempPathFactory,
+    monkeypatch: pytest.MonkeyPatch,
+    form: Literal["full", "sampled"],
+) -> None:
+    monkeypatch.setattr(run_models, "resolve_model", Path)  # the folders have no tokenizers
+    monkeypatch.setattr(run_models, "check_same_tokens", lambda *_: None)
+    monkeypatch.setattr(trainer_start, "resolve_model", Path)
+    teacher = str(save_tiny_model(tmp_path_factory.mktemp("teacher"), seed=5))
+    taught = {"teacher": teacher, "algorithm": Algorithm(distill_coef=1.0, distill=form)}
+    whole = Setup(tmp_path_factory.mktemp("whole"), setup.model, setup.world, steps=4)
+    with whole.proxy:
+        assert whole.train(**taught)
+    assert len(set(whole.step_metrics("kl_teacher"))) == 4
+    whole.database.close()
+    setup.config = setup.config.model_copy(update={"steps": 4})
+    die_before(monkeypatch, setup, 3, **taught)
+    assert setup.train(**taught)
+    assert same(load_file(whole.config.run_dir / "model" / "model.safetensors"), setup.config.run_dir / "model")
 
 
 def test_a_controlled_divergence_has_the_same_weight_after_a_resume(

@@ -59,6 +59,7 @@ class Trainer:
     mooncake: MooncakeCopy = field(init=False)  # of versions, for engines' hosts
     publish_s: float = 0.0
     warned_over_budget: bool = False
+    knows_metrics: bool = False  # whether a step's metrics have been compared with those that alarms name
     ahead: ReadAhead | None = None  # since the first step
     renewal: Renewal | None = None  # of the lease on the GPUs' memory, on rank 0
     sinks: Sinks = field(default_factory=Sinks.none)

@@ -242,6 +242,12 @@ def finish(conn: Connection, run_id: str, epoch: int) -> None:
     runs.set_status(conn, run_id, "finished")
 
 
+def fail_run(conn: Connection, run_id: str, epoch: int, reason: str) -> None:
+    """Set the run's status to `failed`. Raises FencedError when a newer trainer has started."""
+    check_epoch(conn, run_id, epoch)
+    runs.set_status(conn, run_id, "failed", reason)
+
+
 def add_metrics(conn: Connection, run_id: str, epoch: int, step_id: str, metrics: Json) -> None:
     """Add to a completed step's metrics. Raises FencedError for an older epoch."""
     check_epoch(conn, run_id, epoch)
