@@ -47,6 +47,14 @@ CASES: dict[str, dict[str, Any]] = {
     "proximal-interpolated": {"algorithm": {"proximal": "interpolate"}, "minibatches": 2},
     "kl-and-entropy-in-loss": {"algorithm": {"kl_coef": 0.1, "entropy_coef": 0.01}},
     "kl-in-reward": {"algorithm": {"preset": "rloo", "kl_coef": 0.1}},
+    "kl-controlled": {"algorithm": {"kl_coef": 0.1, "kl_target": 1e-3, "kl_gain": 1.0}},
+    "masked-out-of-the-mean": {
+        "algorithm": {"correction": "reject", "correction_cap": 1.5, "masked_in_mean": False},
+        "minibatches": 2,
+    },
+    "weights-normalised": {"algorithm": {"correction_normalize": True}},
+    "taught": {"algorithm": {"distill_coef": 0.5, "distill": "full"}, "teacher": "other", "minibatches": 2},
+    "taught-by-tokens": {"algorithm": {"preset": "ppo", "distill_coef": 0.5}, "teacher": "other"},
     "top-layer": {"train_layers": 1},
     "adapter": {"lora": {"rank": 3, "alpha": 6}},
     "critic-reference-adapter": {
@@ -91,15 +99,21 @@ class Run:
         config = TrainerConfig(**{"tokens_per_microbatch": WHOLE, "lr": 1e-4, "critic_lr": 1e-3} | settings)
         if config.algorithm.needs_reference:
             config = config.model_copy(update={"reference": reference})
+        if config.teacher is not None:
+            config = config.model_copy(update={"teacher": str(reference)})
         self.config, self.world = config, world
         self.build_tree = build_tree if sharing else line_up
-        with patch.object(mechanisms, "unpackable", lambda _: "a test asked for it") if unpacked else nullcontext():
+        with (
+            patch.object(mechanisms, "unpackable", lambda _: "a test asked for it") if unpacked else nullcontext(),
+            patch.object(run_models, "resolve_model", Path),  # the folders have no tokenizers
+            patch.object(run_models, "check_same_tokens", lambda *_: None),
+        ):
             self.models = run_models.make_models(model, self.config, world)
         self.optimizer = make_optimizer(self.models.policy, self.config)
 
     def step(self, trajectories: Sequence[TrajectoryTokens]) -> Computed:
         """Score a batch and learn from it."""
-        c = self.config
+        c = self.config = self.config.model_copy(update={"algorithm": self.models.algorithm(self.config.algorithm)})
         with patch.object(packing, "build_tree", self.build_tree):
             samples = make_samples(trajectories, c.algorithm, self.models, c.token_budget, self.world)
         found = self.update(samples)
@@ -112,7 +126,15 @@ class Run:
         hooks = [keep_gradients(*learner, gradients) for learner in self._learners()]
         with patch.object(packing, "build_tree", self.build_tree):
             metrics = update_policy(
-                self.models.policy, self.optimizer, samples, 1, AGES, self.config, self.world, self.models.critic
+                self.models.policy,
+                self.optimizer,
+                samples,
+                1,
+                AGES,
+                self.config,
+                self.world,
+                self.models.critic,
+                teacher=self.models.teacher,
             )
         for hook in hooks:
             hook.remove()
