@@ -203,13 +203,14 @@ sampling noise: `distill_divergence` is `reverse` (it seeks the teacher's modes)
 `jensen_shannon`, and `distill_top_k` compares only the teacher's k likeliest tokens. Both take the tokens' sampling
 temperature for both models, count masked tokens as any loss does, and add to the rewards: `reward_weight` is the factor
 of the advantages that come from rewards, and 0 leaves only the teacher. All groups teach then, those with equal rewards
-too. `kl_teacher` is the mean divergence over loss tokens.
+too. `kl_teacher` is the mean divergence over loss tokens. The store keeps the teacher's logprob of each token beside
+the others of its trainer (`teacher_logprob`, [facts of tokens](data.md#facts-of-single-tokens)).
 
 The teacher has the precision and the sharding of the policy, never learns, and is in no checkpoint. `distill: full`
 needs `resources.trainer.context: 1`.
 
-The outputs of a critic, a reference or a teacher are not stored. `agentrl replay` therefore checks the batches of such
-runs, but cannot compute their advantages under another credit (with `kl: loss` it can)."""
+The outputs of a critic or a reference are not stored, and `agentrl replay` does not read those of a teacher. It checks
+the batches of such runs, but cannot compute their advantages under another credit (with `kl: loss` it can)."""
 
 TAIL = """## Functions of your own
 
@@ -268,7 +269,7 @@ COLUMNS = ("credit", "baseline", "normalization", "ratio", "clip", "proximal", "
 
 def main() -> None:
     """Print the page."""
-    print("\n\n".join([HEAD, formulas(), parts(), TAIL]))
+    print("\n\n".join([HEAD, formulas(), choice(), parts(), TAIL]))
 
 
 def formulas() -> str:
@@ -280,6 +281,20 @@ def formulas() -> str:
         rows.append(f"| `{name}` | {preset.title} | {formula} | {preset.paper}{differs} |")
     head = ["## Presets", "", "| preset | | formula | from |", "| --- | --- | --- | --- |"]
     return "\n".join([*head, *rows])
+
+
+def choice() -> str:
+    """One row per preset: when to use it, and how it fails."""
+    rows = [f"| `{name}` | {preset.suits} | {preset.fails} |" for name, preset in PRESETS.items()]
+    head = ["When to use them:", "", "| preset | it suits | how it fails, or what it costs |", "| --- | --- | --- |"]
+    return "\n".join([*head, *rows, "", CURVES])
+
+
+CURVES = """Every preset on the same small task, with the same learning rate: a model of 64 tokens with random weights,
+answers of three tokens, a reward of 0 or 1 (`benchmarks/estimators.py`). The curves show that each of them learns, not
+which is best: that depends on the task, the model and the age of the data.
+
+![The mean reward of each preset by step](assets/estimators.png)"""
 
 
 def parts() -> str:

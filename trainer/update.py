@@ -304,12 +304,14 @@ def _flops(update: Update) -> Metrics:
     """Floating-point operations of all passes since the last update, those of scoring included, over all ranks, where
     they can be counted. Collective.
     """
-    policy = update.passes.policy
-    model = policy.lm.config.to_dict()
+    policy, teacher = update.passes.policy, update.passes.teacher
+    models = [(name, body, policy.lm.config.to_dict()) for name, body, _ in update.models]
+    models += [] if teacher is None else [("teacher", teacher, teacher.lm.config.to_dict())]
     counts = update.world.total(
-        {f"{name}/{kind}": n for name, body, _ in update.models for kind, n in body.counted.taken().items()}
+        {f"{name}/{kind}": n for name, body, _ in models for kind, n in body.counted.taken().items()}
     )
-    if policy.unpacked or carriers(policy.lm) or shape_of(model) is None:
+    known = all(shape_of(model) is not None for _, _, model in models)
+    if policy.unpacked or not known or any(carriers(body.lm) for _, body, _ in models):
         return {}
-    passes = (PassCounts.of(counts, f"{name}/") for name, *_ in update.models)
-    return {"flops": sum(update_flops(model, one, update.config) for one in passes)}
+    passes = ((model, PassCounts.of(counts, f"{name}/")) for name, _, model in models)
+    return {"flops": sum(update_flops(model, one, update.config) for model, one in passes)}

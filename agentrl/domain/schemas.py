@@ -158,9 +158,12 @@ FACTS = (
     "weight",  # of the token's loss, from π_prox/π_behave (`correction`)
     "capped",  # 1: that quotient was out of its bounds
     "advantage",
-    "kept",  # 0: left out of the policy loss by the second-moment bound (M2PO)
+    "kept",  # 0: left out of the policy loss (M2PO's second-moment bound, Clip-Cov)
+    "teacher_logprob",  # log π of the teacher, where it is a part of the advantage
 )
-"""The facts that the trainer measures for each trained token, in the order of the rows of `TokenFacts.trained`."""
+"""The facts that the trainer measures for each trained token, in the order of the rows of `TokenFacts.trained`. New
+ones are added at the end: stored rows hold the first ones.
+"""
 MASKED_FACTS = ("logprob", "entropy")
 """Those for each token of `TrajectoryTokens.masked_outputs`."""
 

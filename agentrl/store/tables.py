@@ -494,6 +494,7 @@ token_facts = Table(
     Column("step_id", ForeignKey("steps.id"), primary_key=True),
     Column("trajectory_id", ForeignKey("trajectories.id"), primary_key=True, index=True),
     Column("tokens", Integer, nullable=False),  # loss tokens: columns of the first table in `data`
+    Column("facts", Integer, nullable=False, server_default="9"),  # its rows: the first of domain.schemas.FACTS
     Column("data", LargeBinary, nullable=False),  # the tables of domain.schemas.TokenFacts, the second one may be empty
 )
 

@@ -130,6 +130,7 @@ def facts_row(trained: Json, rng: np.random.Generator) -> Json:
         "step_id": trained["step_id"],
         "trajectory_id": trained["trajectory_id"],
         "tokens": tokens,
+        "facts": len(table),
         "data": codec.pack_tables(table, np.zeros((len(MASKED_FACTS), 0), np.float32)),
     }
 

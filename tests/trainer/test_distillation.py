@@ -72,6 +72,20 @@ def test_a_sampled_token_costs_its_own_divergence(
     assert metrics["kl_teacher"] == pytest.approx(float(torch.cat(own).mean() - torch.cat(other).mean()), rel=1e-4)
 
 
+@pytest.mark.parametrize("form", ["sampled", "full"])
+def test_the_teachers_passes_are_counted(tiny_model: Path, teacher: Path, world: World, form: str) -> None:
+    config = configured(teacher, distill=form)
+    models = make_models(tiny_model, config, world)
+    alone = TrainerConfig(
+        algorithm={"kl_coef": 0.1}
+    )  # as many passes over the same tokens as `full`, without a teacher
+    without = step(make_models(tiny_model, alone, world), alone, world)
+    found = step(models, config, world)
+    assert models.teacher is not None
+    assert not any(models.teacher.counted.taken().values())  # all were taken
+    assert found["flops"] > without["flops"]
+
+
 @pytest.mark.parametrize("top_k", [None, 7])
 def test_the_gradient_of_full_distillation_is_that_of_separate_sequences(
     tiny_model: Path, teacher: Path, world: World, top_k: int | None

@@ -310,3 +310,16 @@ def test_an_alarm_that_stops_saves_the_step_and_fails_the_run_with_the_reason(se
         runs.set_status(conn, setup.run_id, "running")  # as a resume does
     assert setup.train()
     assert [state for (state,) in setup.query("SELECT state FROM steps ORDER BY step")] == ["published"] * 3
+
+
+def test_while_the_critic_warms_up_the_policy_is_published_as_it_is(
+    setup: Setup, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert setup.train(algorithm=Algorithm(preset="ppo"), critic_warmup_steps=2)
+    said = [line for line in capsys.readouterr().out.splitlines() if "critic only, grad" in line]
+    assert len(said) == 2
+    found = setup.query("SELECT path FROM weight_versions WHERE path IS NOT NULL ORDER BY version")
+    first, second, third = (load_file(Path(path) / "model.safetensors") for (path,) in found)
+    base = load_file(setup.model / "model.safetensors")
+    assert all(torch.equal(first[name], base[name]) and torch.equal(second[name], base[name]) for name in first)
+    assert any(not torch.equal(third[name], base[name]) for name in third)

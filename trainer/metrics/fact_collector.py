@@ -89,6 +89,7 @@ def facts_of(tokens: LossTokens, algorithm: Algorithm, *, own_loss: bool) -> Ten
         "proximal_logprob": tokens.proximal_S,
         "entropy": entropy_S,
         "advantage": tokens.advantages_S,
+        "teacher_logprob": nothing_S if tokens.teacher_S is None else tokens.teacher_S,
     }
     if own_loss:
         facts |= dict.fromkeys(("ratio", "clipped", "weight", "capped"), nothing_S)

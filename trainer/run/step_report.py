@@ -104,9 +104,10 @@ def line(t: Trainer, record: StepRecord) -> str:
     """One step as a line for the terminal."""
     m = record.metrics
     mismatch = f"{m['logprob_mismatch_mean_abs']:.1e}" if "logprob_mismatch_mean_abs" in m else "-"
+    grad = f"grad {m['grad_norm']:.2f}" if "grad_norm" in m else f"critic only, grad {m['value_grad_norm']:.2f}"
     parts = [
         f"step {record.step}/{t.config.steps}  reward {m['reward/mean']:.3f}  loss {m['loss']:+.4f}",
-        f"grad {m['grad_norm']:.2f}  entropy {m['entropy']:.3f}  mismatch {mismatch} ({m['mismatch_tokens']:.0f})",
+        f"{grad}  entropy {m['entropy']:.3f}  mismatch {mismatch} ({m['mismatch_tokens']:.0f})",
         f"staleness {m['off_policy/mean']:.2f} max {m['off_policy/max']:.0f}",
         f"trained {m['tokens_trained']:.0f} tokens, {m['tokens_per_s']:.0f}/s",
         f"wait {m['time/wait_for_batch']:.1f}s+{m['time/wait_for_policy']:.1f}s train {m['time/train']:.1f}s"

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
-from sqlalchemy import Connection, delete, insert, select
+import numpy as np
+from sqlalchemy import Connection, Row, delete, insert, select
 
 from agentrl.domain.schemas import FACTS, MASKED_FACTS, TokenFacts
 from agentrl.store.db import codec
@@ -23,6 +25,7 @@ def record(conn: Connection, run_id: str, epoch: int, step_id: str, facts: Mappi
             "step_id": step_id,
             "trajectory_id": name,
             "tokens": one.trained.shape[1],
+            "facts": one.trained.shape[0],
             "data": codec.pack_tables(one.trained, one.masked),
         }
         for name, one in facts.items()
@@ -38,8 +41,11 @@ def of_trajectories(conn: Connection, keys: Mapping[str, str]) -> dict[str, Toke
     rows = conn.execute(
         select(token_facts).where(token_facts.c.trajectory_id.in_(keys), token_facts.c.step_id.in_(set(keys.values())))
     )
-    return {
-        row.trajectory_id: TokenFacts(*codec.unpack_tables(row.data, (len(FACTS), row.tokens), len(MASKED_FACTS)))
-        for row in rows
-        if keys[row.trajectory_id] == row.step_id
-    }
+    return {row.trajectory_id: _unpacked(row) for row in rows if keys[row.trajectory_id] == row.step_id}
+
+
+def _unpacked(row: Row[Any]) -> TokenFacts:
+    """The facts of a row; NaN for facts that its trainer did not know."""
+    trained, masked = codec.unpack_tables(row.data, (row.facts, row.tokens), len(MASKED_FACTS))
+    unknown = np.full((len(FACTS) - row.facts, row.tokens), np.nan, np.float32)
+    return TokenFacts(np.concatenate([trained, unknown]), masked)

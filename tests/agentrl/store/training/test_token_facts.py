@@ -43,6 +43,23 @@ def test_facts_are_read_as_they_were_kept_and_replaced_as_a_whole(db: Database) 
     assert db.query(token_facts.of_trajectories, {one: "another step"}) == {}
 
 
+def test_facts_of_an_older_trainer_are_read_without_those_it_did_not_know(db: Database) -> None:
+    history = History(db, seed=1)
+    history.train(1)
+    step_id, facts = some(history, 1)
+    keep(history, step_id, facts)
+    with db.write() as conn:
+        for name, one in facts.items():
+            row = tables.token_facts.c.trajectory_id == name
+            older = {"facts": 9, "data": codec.pack_tables(one.trained[:9], one.masked)}
+            conn.execute(update(tables.token_facts).where(row).values(older))
+    for name, found in db.query(token_facts.of_trajectories, dict.fromkeys(facts, step_id)).items():
+        np.testing.assert_array_equal(found.trained[:9], facts[name].trained[:9])
+        assert np.isnan(found.trained[9:]).all()
+        assert len(found.trained) == len(FACTS) > 9
+        np.testing.assert_array_equal(found.masked, facts[name].masked)
+
+
 def test_an_overtaken_trainer_keeps_nothing(db: Database) -> None:
     history = History(db, seed=1)
     history.train(1)

@@ -1,0 +1,163 @@
+"""Compares distillation from a teacher with rewards alone: the tokens that a student samples until it is as good.
+
+    python benchmarks/distillation.py --out benchmarks/results/distillation.json --figure docs/assets/distillation.png
+    python benchmarks/distillation.py --config agents/demo.yaml --noise 0.05 --every 1
+
+All runs are `agentrl train CONFIG` on the real engine. The teacher is what the configuration makes with another seed.
+The student is the base model, with normal noise of --noise times the deviation of each tensor added to it. It learns
+from rewards (`reward`), or from the teacher alone (`sampled`, `full`), with the same learning rate and batches.
+
+- `held_out/teacher`: held-out reward of the teacher at temperature 1. `held_out/WAY`: of the student after its steps.
+- `tokens/WAY`: loss tokens until an evaluation (every --every steps) reaches 95 % of the teacher's reward; all tokens
+  of the run if none does. The ratio is to `tokens/reward`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sqlite3
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from contextlib import closing
+from dataclasses import dataclass
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+
+import harness
+import torch
+from matplotlib.figure import Figure
+from safetensors.torch import load_file, save_file
+
+from agentrl.configs.config_files import load_config
+from agentrl.models import resolve_model
+
+ROOT = Path(__file__).parents[1]
+TAUGHT = ["trainer.algorithm.reward_weight=0", "trainer.algorithm.distill_coef=1"]
+WAYS: dict[str, list[str]] = {
+    "reward": [],
+    "sampled": [*TAUGHT, "trainer.algorithm.distill=sampled"],
+    "full": [*TAUGHT, "trainer.algorithm.distill=full"],
+}
+ENOUGH = 0.95
+"""Share of the teacher's reward that a student must reach."""
+TEACHERS_SEED = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Student:
+    """A student's held-out rewards, and the loss tokens before each of these evaluations."""
+
+    tokens: list[float]
+    rewards: list[float]
+
+    def tokens_to(self, reward: float) -> float:
+        """The loss tokens before the first evaluation that reaches a reward; all tokens if none does."""
+        return next((n for n, found in zip(self.tokens, self.rewards, strict=True) if found >= reward), self.tokens[-1])
+
+
+def main() -> None:
+    """Measure, print a table, write JSON and the figure."""
+    options = harness.arguments(
+        __doc__,
+        config=(Path, ROOT / "agentrl" / "agents" / "demo-quick.yaml", "the run"),
+        seeds=(int, 3, "students of each way"),
+        noise=(float, 0.0, "noise on the student's weights, in deviations of each tensor"),
+        every=(int, 3, "steps between two evaluations"),
+        figure=(str, "", "write the curves here, as PNG or SVG"),
+    )
+    base = resolve_model(load_config(options.config).model)
+    found: dict[str, list[Student]] = {way: [] for way in WAYS}
+    with tempfile.TemporaryDirectory(prefix="agentrl-distillation-") as name:
+        folder = Path(name)
+        teacher = trained(folder / "teacher", options.config, [f"seed={TEACHERS_SEED}"])
+        known = evaluated(teacher).rewards[-1]
+        print(f"teacher: {known:.3f}", flush=True)
+        for seed in range(options.seeds):
+            student = perturbed(base, folder / f"student-{seed}", options.noise, seed)
+            shared = [f"model={student}", f"seed={seed}", f"evaluation.every={options.every}"]
+            for way, overrides in WAYS.items():
+                taught = [f"trainer.teacher={teacher / 'model'}"] if overrides else []
+                run = trained(folder / f"{way}-{seed}", options.config, [*shared, *overrides, *taught])
+                one = evaluated(run)
+                found[way].append(one)
+                print(f"seed {seed} {way}: {one.rewards[0]:.3f} -> {one.rewards[-1]:.3f}", flush=True)
+    report = harness.Report("distillation", notes={"config": options.config.name, "noise": options.noise})
+    report.add("held_out/teacher", [known], "")
+    for way, students in found.items():
+        report.add(f"held_out/{way}", [one.rewards[-1] for one in students], "")
+    report.compare(
+        "tokens", {way: [one.tokens_to(ENOUGH * known) for one in s] for way, s in found.items()}, "", "reward"
+    )
+    report.notes["curves"] = {way: [[one.tokens, one.rewards] for one in students] for way, students in found.items()}
+    if options.figure:
+        draw(found, known, Path(options.figure))
+    harness.finish(report, options.out)
+
+
+def trained(folder: Path, config: Path, overrides: list[str]) -> Path:
+    """The folder of a finished run. Raises SystemExit with the end of its log when it fails."""
+    folder.mkdir()
+    log = folder / "train.log"
+    with log.open("wb") as out:
+        done = subprocess.run(
+            [sys.executable, "-m", "agentrl", "train", str(config.resolve()), *overrides],
+            cwd=folder,
+            env={name: value for name, value in os.environ.items() if name != "AGENTRL_DATABASE_URL"},
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=out,
+            check=False,
+        )
+    if done.returncode:
+        raise SystemExit(f"{folder.name}: exit status {done.returncode}\n{log.read_text()[-2000:]}")
+    (run,) = (folder / "runs").iterdir()
+    return run
+
+
+def evaluated(run: Path) -> Student:
+    """The evaluations of a finished run at temperature 1."""
+    summary: dict[str, Any] = json.loads((run / "summary.json").read_text())
+    with closing(sqlite3.connect(run / "agentrl.db")) as conn:
+        rows = conn.execute("SELECT metrics FROM steps WHERE state = 'published' ORDER BY step").fetchall()
+    before = [0.0, *accumulate(json.loads(text)["tokens_trained"] for (text,) in rows)]
+    every = [(one["step"], one["settings"]["sampled"]["reward"]) for one in summary["evaluations"]]
+    return Student([before[step] for step, _ in every], [reward for _, reward in every])
+
+
+def perturbed(base: Path, folder: Path, noise: float, seed: int) -> Path:
+    """A copy of a model folder whose weights are worse."""
+    shutil.copytree(base, folder)
+    generator = torch.Generator().manual_seed(seed)
+    for path in folder.glob("*.safetensors"):
+        tensors = load_file(path)
+        for name, tensor in tensors.items():
+            if noise and tensor.ndim > 1:
+                wide = tensor.float()
+                tensors[name] = (wide + noise * wide.std() * torch.randn(wide.shape, generator=generator)).to(
+                    tensor.dtype
+                )
+        save_file(tensors, path, metadata={"format": "pt"})
+    return folder
+
+
+def draw(found: Mapping[str, list[Student]], teacher: float, path: Path) -> None:
+    """Draw the held-out reward by the tokens that were trained on."""
+    figure = Figure(figsize=(6, 3.5), layout="constrained")
+    axes = figure.subplots()
+    axes.axhline(teacher, color="#888888", linewidth=1, linestyle="--", label="teacher")
+    for color, (way, students) in zip(("#d1495b", "#edae49", "#2f6fde"), found.items(), strict=False):
+        for index, one in enumerate(students):
+            axes.plot(one.tokens, one.rewards, color=color, alpha=0.8, label=way if index == 0 else None)
+    axes.set(xlabel="loss tokens", ylabel="held-out reward", ylim=(0, 1))
+    axes.grid(alpha=0.3)
+    axes.legend()
+    figure.savefig(path, dpi=150)
+
+
+if __name__ == "__main__":
+    main()
