@@ -18,6 +18,8 @@ from agentrl.launch.tasks import dataset_facts, task_ingestion
 from agentrl.launch.views import curve, log_follower, snapshot, summary
 from agentrl.launch.views.live_panel import Display
 from agentrl.launch.views.snapshot import Snapshot
+from agentrl.models import resolve_model
+from agentrl.models.same_tokens import check_same_tokens
 from agentrl.rollout.held_out import settings_of
 from agentrl.rollout.rewards import scored_agent
 from agentrl.storage.object_store import ObjectStore
@@ -153,6 +155,12 @@ def outcome_recorded(database: Database, run_id: str) -> Iterator[None]:
     finally:
         if outcome is not None:
             database.transact(_close_run, run_id, outcome, error, time.monotonic() - started, new_id())
+
+
+def check_teacher(config: RunConfig, model: Path) -> None:
+    """Raise ModelFolderError when the run's teacher is missing, or has other tokens than its model."""
+    if config.trainer.teacher is not None:
+        check_same_tokens(model, resolve_model(config.trainer.teacher))
 
 
 def check_ended(work: asyncio.Future[None], run_dir: Path) -> None:

@@ -16,6 +16,7 @@ from agentrl.configs.algorithm import Algorithm
 from agentrl.configs.trainer_config import LoraConfig, TrainerConfig, UpdateConfig
 from agentrl.errors import StoreError, UserError
 from agentrl.models import resolve_model
+from agentrl.models.same_tokens import check_same_tokens
 from agentrl.trainer.algorithms.kl import adapted
 from agentrl.trainer.checkpoints import checkpoint_reader, checkpoint_writer
 from agentrl.trainer.checkpoints.checkpoint import Checkpoint, Parts
@@ -24,7 +25,6 @@ from agentrl.trainer.models.critic import Critic, Learner
 from agentrl.trainer.models.policy import Policy
 from agentrl.trainer.models.reference import Reference
 from agentrl.trainer.models.sharding import AnyBody, load_sharded
-from agentrl.trainer.models.teacher import check_same_tokens
 from agentrl.trainer.optimizer import make_optimizer
 
 

@@ -7,30 +7,14 @@ Letters as in head.py: P predictions, H hidden size, V vocabulary, C predictions
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from agentrl.errors import ModelFolderError
 from agentrl.trainer.algorithms.vocabulary_divergence import DIVERGENCES, Divergence
 from agentrl.trainer.models.head import chunk_of, chunks, head_of, logits_of
 from agentrl.trainer.models.onednn import add_weight_gradient, linear
-
-
-def check_same_tokens(student: Path, teacher: Path) -> None:
-    """Raise ModelFolderError, with the first difference, when two folders' tokenizers give a token different ids."""
-    from transformers import AutoTokenizer
-
-    own, other = (AutoTokenizer.from_pretrained(f, local_files_only=True).get_vocab() for f in (student, teacher))
-    for token, id_ in sorted(own.items(), key=lambda item: item[1]):
-        if other.get(token) != id_:
-            has = f"the id {other[token]}" if token in other else "no id"
-            raise ModelFolderError(
-                f"trainer.teacher: {teacher} has another tokenizer than {student}: {token!r} has the id {id_} here and "
-                f"{has} there; distillation compares token by token, so choose a teacher of the same family"
-            )
 
 
 @dataclass(frozen=True, slots=True)

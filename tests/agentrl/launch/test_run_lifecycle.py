@@ -18,7 +18,7 @@ from sqlalchemy import Executable, NullPool, create_engine, insert, make_url, se
 from sqlalchemy.exc import OperationalError, ProgrammingError
 
 from agentrl.console import Console
-from agentrl.errors import AgentRLError, UserError
+from agentrl.errors import AgentRLError, ModelFolderError, UserError
 from agentrl.launch import parts
 from agentrl.launch.local_run import train
 from agentrl.launch.part_process import Part
@@ -150,6 +150,14 @@ def test_the_supervisor_outlives_a_database_that_is_away(
         (died,) = stage.rows("SELECT data FROM events WHERE kind = 'part_died'")
         assert died.data == {"part": "trainer", "status": 128 + signal.SIGKILL}
         assert [row.status for row in stage.rows("SELECT status FROM runs")] == ["finished"]
+
+
+def test_a_teacher_with_other_tokens_is_refused_before_anything_starts(tmp_path: Path) -> None:
+    taught = {"teacher": "smollm2", "algorithm": {"distill_coef": 1.0}}
+    run = config(tmp_path, "tiny", trainer=taught)
+    with pytest.raises(ModelFolderError, match=r"trainer\.teacher: .*smollm2 has another tokenizer than .*tiny"):
+        train(run, Console(file=io.StringIO()))
+    assert not [*run.run_dir.glob("*.db")]
 
 
 def test_a_run_that_fails_ends_with_the_reason_and_the_same_command_lets_it_go_on(

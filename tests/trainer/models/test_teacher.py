@@ -10,12 +10,11 @@ from support import save_tiny_model
 from torch import Tensor
 
 from agentrl.configs.trainer_config import TrainerConfig
-from agentrl.errors import ModelFolderError, UserError
-from agentrl.models import resolve_model
+from agentrl.errors import UserError
 from agentrl.trainer.distributed import World
 from agentrl.trainer.models import head, mechanisms
 from agentrl.trainer.models.run_models import make_models
-from agentrl.trainer.models.teacher import Lesson, check_same_tokens
+from agentrl.trainer.models.teacher import Lesson
 
 TEMPERATURES = torch.linspace(0.6, 1.4, 10)
 
@@ -58,15 +57,6 @@ def test_the_divergence_equals_that_of_whole_logits(
         torch.testing.assert_close(weight.grad.double(), exact_weight.grad, rtol=1e-5, atol=1e-5)
     else:
         assert weight.grad is None
-
-
-def test_a_teacher_with_another_tokenizer_is_refused_by_name() -> None:
-    tiny, smollm2 = resolve_model("tiny"), resolve_model("smollm2")
-    check_same_tokens(tiny, tiny)
-    with pytest.raises(
-        ModelFolderError, match=r"trainer\.teacher: .*smollm2 has another tokenizer than .*tiny: '.+' has"
-    ):
-        check_same_tokens(tiny, smollm2)
 
 
 def test_a_teacher_that_reads_other_batches_is_refused(
