@@ -80,7 +80,7 @@ def test_interpolation_needs_no_forward_of_its_own(
     forwards = 0
     real = Policy.forward
 
-    def counted(self: Policy, batch: Microbatch, **asked: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    def counted(self: Policy, batch: Microbatch, **asked: Any) -> tuple[torch.Tensor, ...]:
         nonlocal forwards
         forwards += 1
         return real(self, batch, **asked)

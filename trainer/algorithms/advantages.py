@@ -88,7 +88,7 @@ def penalized_advantages(
         whole[t.episode_id] += float(cost[t.loss_mask].sum(dtype=np.float64))
     whole = totals(whole)
     comparisons = _compare(batch, {id_: penalties[id_] - whole[id_] for id_ in penalties}, algorithm)
-    of_steps = {t.trajectory_id: steps for t, steps in zip(batch, _of_steps(batch, algorithm), strict=True)}
+    of_steps = dict(zip((t.trajectory_id for t in batch), _of_steps(batch, algorithm), strict=True))
     raw: list[Weighed] = []
     for t, cost in charged:
         comparison = comparisons[t.episode_id]

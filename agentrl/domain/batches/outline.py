@@ -23,6 +23,10 @@ class Credited(Protocol):
     """What advantages of returns and metrics depend on: an `Outline`, or the whole `TrajectoryTokens`."""
 
     @property
+    def trajectory_id(self) -> str:
+        """Its id."""
+
+    @property
     def episode_id(self) -> str:
         """The root session."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from sqlalchemy import Connection, Select, select
@@ -27,7 +27,7 @@ class SessionReturns:
     episode_return: float
     calls: dict[str, float]
     rewarded: bool  # by a reward of its own, or of the session that it inherits from
-    named: Mapping[str, float]  # the episode's return from the rewards of each name alone
+    named: Mapping[str, float] = field(default_factory=dict)  # the episode's return from the rewards of each name alone
 
 
 def applied(conn: Connection, session_ids: Sequence[str] | Select[Any]) -> Mapping[str, SessionRewards]:

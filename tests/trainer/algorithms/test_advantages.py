@@ -69,7 +69,7 @@ def test_estimators_equal_the_values_computed_by_hand(preset: str, expected: lis
 def random_groups(seed: int) -> list[TrajectoryTokens]:
     """Groups of one to five episodes, one tied; episodes of several paths and turns, some without loss tokens."""
     rng = np.random.default_rng(seed)
-    found = []
+    found: list[TrajectoryTokens] = []
     for g, size in enumerate([1, 2, 3, 5, 3]):
         for e in range(size):
             value = 0.5 if g == 4 else float(rng.normal())

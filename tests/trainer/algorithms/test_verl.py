@@ -35,7 +35,7 @@ SEEDS = range(3)
 @cache
 def verls() -> dict[str, Any]:
     """The functions and classes of verl's `core_algos`, by name."""
-    (folder,) = [*ROOT.glob(".venv-verl/lib/python*/site-packages/verl")] or [None]
+    folder = next(ROOT.glob(".venv-verl/lib/python*/site-packages/verl"), None)
     if folder is None:
         pytest.skip("no .venv-verl: run `make setup-verl`")
     helpers = _read(folder / "utils" / "torch_functional.py", {"torch": torch})

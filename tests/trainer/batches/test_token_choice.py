@@ -37,7 +37,7 @@ def scored(packs: Sequence[Pack], world: World, moved: float = 0.3) -> list[Scor
 
 
 def by_trajectory(packs: Sequence[Pack], name: str) -> dict[str, list[bool]]:
-    found = {}
+    found: dict[str, list[bool]] = {}
     for pack in packs:
         masks = torch.split(getattr(pack, name), [int(s.tokens.loss_mask.sum()) for s in pack.samples])
         found |= {s.tokens.trajectory_id: mask.tolist() for s, mask in zip(pack.samples, masks, strict=True)}
