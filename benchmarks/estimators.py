@@ -166,8 +166,9 @@ def draw(curves: Mapping[str, list[Curve]], path: Path) -> None:
     rows = -(-len(curves) // columns)
     figure = Figure(figsize=(2.2 * columns, 1.7 * rows), layout="constrained")
     axes = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False)
-    for axis in axes.flat[len(curves) :]:
-        axis.set_visible(False)
+    for index, axis in enumerate(axes.flat):
+        axis.set_visible(index < len(curves))
+        axis.tick_params(labelsize=7, labelbottom=index + columns >= len(curves))
     for axis, (preset, runs) in zip(axes.flat, curves.items(), strict=False):
         steps, values = np.arange(1, len(runs[0]) + 1), np.array(runs)
         axis.fill_between(steps, values.min(0), values.max(0), color="#2f6fde", alpha=0.2, linewidth=0)
@@ -175,7 +176,6 @@ def draw(curves: Mapping[str, list[Curve]], path: Path) -> None:
         axis.set_title(preset, fontsize=9)
         axis.set_ylim(0, 1)
         axis.grid(alpha=0.3)
-        axis.tick_params(labelsize=7)
     figure.supxlabel("step", fontsize=9)
     figure.supylabel("mean reward", fontsize=9)
     figure.savefig(path, dpi=150)

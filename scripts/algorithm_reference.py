@@ -291,8 +291,9 @@ def choice() -> str:
 
 
 CURVES = """Every preset on the same small task, with the same learning rate: a model of 64 tokens with random weights,
-answers of three tokens, a reward of 0 or 1 (`benchmarks/estimators.py`). The curves show that each of them learns, not
-which is best: that depends on the task, the model and the age of the data.
+answers of three tokens, a reward of 0 or 1 (`benchmarks/estimators.py`). The data is on policy and a step has one
+minibatch, so all ratios are 1, and presets that differ only in what they do with ratios have the same curve. The
+curves show that each of them learns, not which is best: that depends on the task, the model and the age of the data.
 
 ![The mean reward of each preset by step](assets/estimators.png)"""
 
