@@ -78,8 +78,8 @@ class MistralReader(CallReader):
         items: Items = []
         start = at = 0
         while (head := self._head.match(body, start)) and is_name(head[1]):
-            value, end = json_at(body, head.end())
-            arguments = self._object(body[head.end() : end]) if isinstance(value, dict) else None
+            end = json_end(body, head.end())
+            arguments = self._object(body[head.end() : end])  # a string in it may hold markers
             if arguments is None:
                 break
             items.append(Found(head[1], arguments, head[2]))
@@ -203,13 +203,21 @@ class _GemmaValues:
 
 def json_at(text: str, start: int) -> tuple[Any, int]:
     """The JSON value at position `start`, and the position of its end; (None, `start`) if there is no value."""
-    if text[start : start + 1] not in ("{", "["):
-        return None, start
+    end = json_end(text, start)
     try:
-        _, end = _DECODER.raw_decode(text, start)
         return read_json(text[start:end]), end
-    except (ValueError, RecursionError):
+    except ValueError:
         return None, start
+
+
+def json_end(text: str, start: int) -> int:
+    """The end of the JSON object or list at position `start`; `start` if there is none."""
+    if text[start : start + 1] not in ("{", "["):
+        return start
+    try:
+        return _DECODER.raw_decode(text, start)[1]
+    except (ValueError, RecursionError):
+        return start
 
 
 def with_rest(items: Items, rest: str) -> Items | None:
@@ -256,8 +264,8 @@ def _python_value(node: ast.expr) -> Any:
             return value
         case ast.Name(word) if word in _WORDS:
             return _WORDS[word]
-        case ast.UnaryOp(ast.USub(), ast.Constant(int() | float() as number)) if not isinstance(number, bool):
-            return -number
+        case ast.UnaryOp(ast.USub(), ast.Constant(int() | float()) as positive) if not isinstance(positive.value, bool):
+            return -_python_value(positive)
         case ast.List(items):
             return [_python_value(item) for item in items]
         case ast.Dict(keys, values) if all(
