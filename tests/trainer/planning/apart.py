@@ -29,7 +29,7 @@ def apart(work: Callable[..., Any], *arguments: Any) -> dict[str, Any]:
             name, answer = mine.recv()
             found[name] = answer
     except EOFError:
-        pass
+        process.join(LIMIT_S)  # it writes what it has covered
     finally:
         process.kill()
         process.join()

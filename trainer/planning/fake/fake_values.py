@@ -91,7 +91,8 @@ class FakeValues:
     def follow(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
         """Compute the values of an operation's result too, if they are integers and all arguments are known."""
         if func in (aten.topk.default, aten.sort.default, aten.sort.stable) and self.of(args[0]) is None:
-            size = args[0].shape[args[2] if len(args) > 2 else kwargs.get("dim", -1)]
+            at = 2 if func is aten.topk.default else 1  # of `dim` among the arguments
+            size = args[0].shape[args[at] if len(args) > at else kwargs.get("dim", -1)]
             index = result[1]
             setattr(index, VALUE, (torch.arange(index.numel()) % size).view(index.shape))
             return
