@@ -48,5 +48,9 @@ def get(scope: str = "") -> StatsTracker:
 
 
 def export_all() -> dict[str, float]:
-    """The means of all scopes as `scope/name`, since the last export."""
-    return {f"{scope}/{name}": mean for scope, tracker in _trackers.items() for name, mean in tracker.export().items()}
+    """The means of all scopes as `scope/name`, of the scope without a name as `name`, since the last export."""
+    return {
+        f"{scope}/{name}" if scope else name: mean
+        for scope, tracker in _trackers.items()
+        for name, mean in tracker.export().items()
+    }

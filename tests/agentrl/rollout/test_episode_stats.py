@@ -67,4 +67,6 @@ def test_outside_of_an_episode_only_the_process_has_the_value() -> None:
     stats_tracker.export_all()
     stats_tracker.get("rollout").scalar(value=1.0)
     stats_tracker.get("rollout").scalar(value=2.0)
-    assert stats_tracker.export_all() == {"rollout/value": 1.5}
+    stats_tracker.get().scalar(value=3.0)
+    assert stats_tracker.export_all() == {"rollout/value": 1.5, "value": 3.0}
+    assert stats_tracker.export_all() == {}
