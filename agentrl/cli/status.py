@@ -14,7 +14,7 @@ from agentrl import trainer_facts
 from agentrl.cli.located import DatabaseUrl, Store, connected, find
 from agentrl.domain import evaluation
 from agentrl.domain.schemas import Json
-from agentrl.errors import UserError
+from agentrl.errors import StoreError, UserError
 from agentrl.location import Location
 from agentrl.visible import say
 
@@ -98,7 +98,7 @@ def _follow(console: Any, ask: Callable[[], Json]) -> None:
             problem = ""
             try:
                 found = ask()
-            except UserError as error:
+            except (UserError, StoreError) as error:
                 problem = str(error)
             shown = screen(found, time.time())
             live.update(Group(shown, Text(problem, style="red")) if problem else shown, refresh=True)

@@ -21,7 +21,7 @@ from agentrl.cli.main import app
 from agentrl.console import Console
 from agentrl.domain.evaluation import Evaluation, Result
 from agentrl.engine.server_process import free_port
-from agentrl.errors import UserError
+from agentrl.errors import AgentRLError, StoreUnavailable, UserError
 from agentrl.location import Location
 from agentrl.proxy.app import Settings, create_app
 from agentrl.store import Database, activity, events, part_ranks
@@ -274,8 +274,15 @@ def test_placed_processes_are_shown_by_host(run_id, database_url):
     ]
 
 
-def test_the_screen_is_refreshed_until_ctrl_c(database_url: str, run_id: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("error", [UserError("the run is gone"), StoreUnavailable("the database is away")])
+def test_the_screen_is_refreshed_until_ctrl_c(
+    database_url: str, run_id: str, monkeypatch: pytest.MonkeyPatch, error: AgentRLError
+) -> None:
     """An error in between is shown below the last facts."""
+
+    def refused(*_: Any) -> Any:
+        raise error
+
     answers = iter([status.from_store, refused, status.from_store])
 
     def asked(found: Location, window_s: float) -> Any:
@@ -293,10 +300,6 @@ def test_the_screen_is_refreshed_until_ctrl_c(database_url: str, run_id: str, mo
     done = ask("--database-url", database_url, "--watch")
     assert (done.exit_code, slept) == (0, [status.EVERY_S] * 3)
     assert "step 0 of 10" in done.stdout
-
-
-def refused(*_: Any) -> Any:
-    raise UserError("the database is away")
 
 
 def test_facts_are_printed_as_json_lines_until_ctrl_c(
