@@ -140,7 +140,7 @@ def config_of(folder: Path) -> dict[str, Any]:
         found = yaml.safe_load(path.read_text())
     except FileNotFoundError:
         return {}
-    except (OSError, yaml.YAMLError) as error:
+    except (OSError, yaml.YAMLError, ValueError, RecursionError) as error:
         raise UserError(f"cannot read {path}: {' '.join(str(error).split())}") from error
     return found if isinstance(found, dict) else {}
 

@@ -17,6 +17,8 @@ from agentrl.configs.run_config import RunConfig
 from agentrl.configs.section import Section
 from agentrl.errors import ConfigError, did_you_mean
 
+NOT_YAML = (yaml.YAMLError, ValueError, RecursionError)
+"""Errors of `yaml.safe_load`; ValueError for a date or a number that does not exist."""
 SHORT = {"algorithm": "preset", "reward": "function"}
 """Sections that a string may stand for → the key that the string then is."""
 
@@ -35,9 +37,11 @@ def read_config(path: Path, overrides: list[str] | None = None) -> dict[str, Any
         text = path.read_text()
     except OSError as error:
         raise ConfigError(f"cannot read config {path}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"cannot read config {path}: {error}") from error
     try:
         data = yaml.safe_load(text)
-    except yaml.YAMLError as error:
+    except NOT_YAML as error:
         raise ConfigError(f"{path} is not valid YAML: {' '.join(str(error).split())}") from error
     if not isinstance(data, dict):
         raise ConfigError(f"{path} must hold a mapping of keys, got {type(data).__name__}")
@@ -66,7 +70,7 @@ def apply_override(data: dict[str, Any], item: str) -> None:
         node = child
     try:
         node[leaf] = yaml.safe_load(raw)
-    except yaml.YAMLError as error:
+    except NOT_YAML as error:
         raise ConfigError(f"override {item!r}: {raw!r} is not a YAML value") from error
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from agentrl.errors import UserError
 from agentrl.launch.run_folder import remember_database
-from agentrl.location import Location, database_in, folders, locate
+from agentrl.location import Location, database_in, folders, locate, proxy_of
 
 SECRET = "postgresql://me:secret@db/runs"
 
@@ -102,3 +102,41 @@ def test_a_file_is_recorded_by_its_whole_path_and_the_folders_own_is_not(runs: P
     remember_database(runs / "record", url(runs, "record"))
     assert not (runs / "record" / ".database").exists()
     assert locate("record", None, {}).database_url == url(runs, "record")
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"name: [", "expected the node content"),
+        (b"name: \xff", "can't decode byte 0xff"),
+        (b"name: 2026-13-01", "month must be in 1..12"),
+        (None, "Is a directory"),
+    ],
+    ids=["cut", "not text", "a date", "a folder"],
+)
+def test_a_folder_whose_configuration_cannot_be_read_is_named(runs: Path, content: bytes | None, said: str) -> None:
+    config = runs / "record" / "config.yaml"
+    config.unlink()
+    if content is None:
+        config.mkdir()
+    else:
+        config.write_bytes(content)
+    with pytest.raises(UserError, match=rf"^cannot read runs/record/config\.yaml: .*{said}") as caught:
+        locate("runs/record", None, {})
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("content", ["", "- name\n", "name:\n"])
+def test_a_configuration_without_a_name_leaves_the_run_its_folders_name(runs: Path, content: str) -> None:
+    (runs / "record" / "config.yaml").write_text(content)
+    assert locate("runs/record", None, {}).name == "record"
+
+
+def test_the_proxy_of_an_active_run_is_read_from_its_folder(runs: Path) -> None:
+    assert proxy_of(runs / "record") == {}
+    (runs / "record" / "env").write_text("export AGENTRL_PROXY_URL=http://h:1\nexport AGENTRL_RUN_KEY='a=b c'\n")
+    assert proxy_of(runs / "record") == {"AGENTRL_PROXY_URL": "http://h:1", "AGENTRL_RUN_KEY": "a=b c"}
+    (runs / "record" / "env").unlink()
+    (runs / "record" / "env").mkdir()
+    with pytest.raises(UserError, match=r"cannot read .*/record/env: Is a directory"):
+        proxy_of(runs / "record")

@@ -75,6 +75,7 @@ def test_engines_may_lag_as_far_as_the_staleness_allows() -> None:
         ("steps", "must look like section.key=value"),
         ("steps.x=1", "'steps' is a value, not a section"),
         ("steps=[", "is not a YAML value"),
+        ("name=2026-13-01", "'2026-13-01' is not a YAML value"),
     ],
 )
 def test_a_bad_override_is_refused(path: Path, override: str, message: str) -> None:
@@ -85,12 +86,20 @@ def test_a_bad_override_is_refused(path: Path, override: str, message: str) -> N
 
 @pytest.mark.parametrize(
     ("text", "message"),
-    [("[1, 2]", "must hold a mapping"), ("a: [", "is not valid YAML"), (None, "cannot read config")],
+    [
+        (b"[1, 2]", "must hold a mapping"),
+        (b"a: [", "is not valid YAML"),
+        (b"name: 2026-13-01", "is not valid YAML: month must be"),
+        (b"a: " + b"[" * 5000, "is not valid YAML"),
+        (b"name: \xff", "cannot read config .*: 'utf-8' codec can't decode byte 0xff"),
+        (None, "cannot read config"),
+    ],
+    ids=["a list", "cut", "a date", "deep", "not text", "absent"],
 )
-def test_an_unreadable_file_is_refused(tmp_path: Path, text: str | None, message: str) -> None:
+def test_an_unreadable_file_is_refused(tmp_path: Path, text: bytes | None, message: str) -> None:
     file = tmp_path / "run.yaml"
     if text is not None:
-        file.write_text(text)
+        file.write_bytes(text)
     with pytest.raises(ConfigError, match=message) as caught:
         load_config(file)
     assert "\n" not in str(caught.value)
