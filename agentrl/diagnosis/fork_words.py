@@ -17,7 +17,8 @@ def change(found: MessageDivergence | None) -> str:
     before, now = words(found.before), words(found.now)
     if before == now:
         return ""
-    start = max(0, next((i for i, (a, b) in enumerate(zip(before, now, strict=False)) if a != b), 0) - 12)
+    shared = min(len(before), len(now))
+    start = max(0, next((i for i, (a, b) in enumerate(zip(before, now, strict=False)) if a != b), shared) - 12)
     return f": {quote(before, start)} became {quote(now, start)}"
 
 
