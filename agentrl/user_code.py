@@ -28,7 +28,7 @@ MOST_FILES = 5000
 def load_object(spec: str, field: str) -> Any:
     """Import `module:name`. Raises UserError with `field` and the nearest existing name."""
     module_name, sep, name = spec.partition(":")
-    if not sep or not module_name or not name:
+    if not sep or not module_name or not name or module_name.startswith("."):
         raise UserError(f"{field}: {spec!r} must look like module:name")
     _see_working_folder()
     try:

@@ -9,7 +9,7 @@ import pytest
 
 from agentrl import user_code
 from agentrl.errors import UserError
-from agentrl.user_code import check_parameters, load_function, source_digest
+from agentrl.user_code import check_parameters, load_function, load_object, source_digest
 
 
 @pytest.fixture
@@ -32,6 +32,19 @@ def test_a_function_is_refused_that_cannot_be_called_as_it_will_be(folder: Path)
     with pytest.raises(UserError, match=r"trainer.algorithm.loss: 'hooks_of_mine' has no 'los'; did you mean 'loss'"):
         load_function("hooks_of_mine:los", "trainer.algorithm.loss")
     assert load_function("hooks_of_mine:loss", "rollout.accept").__name__ == "loss"
+
+
+@pytest.mark.parametrize("spec", ["", "hooks", ":f", "hooks:", "./hooks.py:f", "../hooks:f", ".hooks:f"])
+def test_what_does_not_name_a_module_and_an_object_is_refused(folder: Path, spec: str) -> None:
+    with pytest.raises(UserError) as refused:
+        load_object(spec, "agent")
+    assert str(refused.value) == f"agent: {spec!r} must look like module:name"
+
+
+@pytest.mark.parametrize("spec", ["hooks.py:f", "my/hooks.py:f", "hooks..more:f"])
+def test_a_module_that_does_not_exist_is_named(folder: Path, spec: str) -> None:
+    with pytest.raises(UserError, match=r"^agent: cannot import '.*': No module named"):
+        load_object(spec, "agent")
 
 
 def test_builtins_without_a_signature_are_let_through() -> None:
