@@ -57,7 +57,7 @@ def _folder(body: bytes, field: str) -> Path | None:
     """The folder that a body names; None for a body that the server will refuse itself."""
     try:
         value = json.loads(body)[field]
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         return None
     return Path(value) if isinstance(value, str) else None
 

@@ -154,7 +154,7 @@ def _reward(file: Path) -> float | Mapping[str, float] | None:
         return None
     try:
         reward = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         reward = text
     if isinstance(reward, (str, list, bool)):
         raise UserError(f"AGENTRL_REWARD_FILE: {text[:100]!r} is neither a number nor {{completion_id: number}}")

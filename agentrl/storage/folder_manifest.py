@@ -83,7 +83,7 @@ def read_manifest(data: bytes) -> FolderManifest:
         for name in manifest.files:
             if PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts or name == MANIFEST:
                 raise ValueError(f"{name!r} is not a file of the folder")
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise DamagedObject(f"{MANIFEST} is damaged: {error}") from error
     return manifest
 

@@ -109,7 +109,7 @@ def _tools(row: Json) -> list[Json] | None:
 def _parsed(text: str, key: str) -> Any:
     try:
         return json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UserError(f"{key}: is not valid JSON: {error}") from None
 
 
@@ -131,7 +131,7 @@ def _jsonl(path: Path) -> Iterator[Json]:
                 continue
             try:
                 row = json.loads(line)
-            except ValueError as error:
+            except (ValueError, RecursionError) as error:
                 raise UserError(f"data.file: {path}, line {number} is not valid JSON: {error}") from None
             if not isinstance(row, dict):
                 raise UserError(f"data.file: {path}, line {number} must be an object, got {type(row).__name__}")

@@ -44,12 +44,14 @@ def read_answers(path: Path, config: RunConfig) -> Iterator[Json]:
                     yield _answer(line, f"{path} line {number}", options)
     except OSError as error:
         raise UserError(f"--answers: cannot read {path}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise UserError(f"--answers: cannot read {path}: {error}") from error
 
 
 def _answer(line: str, where: str, options: Json) -> Json:
     try:
         task = json.loads(line) if len(line) <= LONGEST_LINE else None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UserError(f"--answers: {where} is not JSON: {error}") from error
     if not isinstance(task, dict) or not isinstance(task.get(COMPLETION), str):
         raise UserError(f"--answers: {where} must be a mapping with the text `{COMPLETION}`")

@@ -9,6 +9,7 @@ from typer.testing import CliRunner
 
 from agentrl.cli.main import app
 from agentrl.errors import UserError
+from agentrl.rollout.rewards.reward_trial import LONGEST_LINE
 
 CONFIG = """
 name: r
@@ -73,3 +74,27 @@ def test_a_file_without_answers_is_refused(folder: Path, text: str, message: str
 def test_there_is_one_source() -> None:
     with pytest.raises(UserError, match="either --answers FILE or --run NAME"):
         lines()
+
+
+def test_a_config_without_a_reward_has_nothing_to_try(folder: Path) -> None:
+    (folder / "run.yaml").write_text("name: r\nmodel: tiny\nagent: a:B\ntasks: t.jsonl\n")
+    with pytest.raises(UserError, match=r"^run\.yaml has no `reward`$"):
+        lines("--answers", "a.jsonl")
+
+
+@pytest.mark.parametrize(
+    ("answers", "message"),
+    [
+        ("absent.jsonl", "No such file"),
+        (".", "Is a directory"),
+        ("long.jsonl", "line 1 must be"),
+        ("bytes.jsonl", "can't decode byte 0xff"),
+        ("deep.jsonl", "line 1 is not JSON"),
+    ],
+)
+def test_answers_that_cannot_be_read_are_named(folder: Path, answers: str, message: str) -> None:
+    (folder / "long.jsonl").write_text('{"completion": "' + "x" * LONGEST_LINE + '"}\n')
+    (folder / "deep.jsonl").write_text("[" * 100_000)
+    (folder / "bytes.jsonl").write_bytes(b'{"completion": "\xff"}\n')
+    with pytest.raises(UserError, match=rf"^--answers: .*{answers}.*{message}"):
+        lines("--answers", answers)

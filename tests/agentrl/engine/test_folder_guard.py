@@ -50,7 +50,7 @@ def test_a_folder_that_does_not_fit_is_refused_with_the_reason(client: TestClien
     assert client.post(path, content=b" " * (1 << 21)).status_code == 400
 
 
-@pytest.mark.parametrize("body", ['{"model_path": 3}', "{}", "[]", "no JSON", ""])
+@pytest.mark.parametrize("body", ['{"model_path": 3}', "{}", "[]", "no JSON", "", "[" * 100_000], ids=range(6))
 def test_the_server_refuses_nonsense_itself(client: TestClient, body: str) -> None:
     assert client.post("/update_weights_from_disk", content=body).json() == {"took": body}
 

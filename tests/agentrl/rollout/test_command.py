@@ -129,8 +129,9 @@ def test_a_program_may_reward_by_itself(episode: Any, proxy: Any, posted: str, o
 
 @pytest.mark.parametrize(
     "text",
-    ["well done", "NaN", '{"chatcmpl-1": "x"}']
+    ["well done", "NaN", '{"chatcmpl-1": "x"}', "[" * 2000]
     + [pytest.param(text, marks=pytest.mark.long) for text in ('"1.0"', "[1.0]", "true")],
+    ids=lambda text: text[:12],
 )
 def test_an_invalid_reward_fails_the_session(episode: Any, text: str) -> None:
     outcome, session = episode(ASK + f"reward({text!r})")

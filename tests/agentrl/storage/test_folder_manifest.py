@@ -49,7 +49,11 @@ def test_a_path_out_of_the_folder_is_refused(name):
         read_manifest(FolderManifest({name: FileFacts(1, "00")}).dumps())
 
 
-@pytest.mark.parametrize("data", [b"", b"\xff", b"[]", b"{}", json.dumps({"format": 1, "files": [1]}).encode()])
+@pytest.mark.parametrize(
+    "data",
+    [b"", b"\xff", b"[]", b"{}", b"[" * 100_000, json.dumps({"format": 1, "files": [1]}).encode()],
+    ids=["empty", "not text", "a list", "no files", "deep", "no facts"],
+)
 def test_an_invalid_manifest_is_refused(data):
     with pytest.raises(DamagedObject):
         read_manifest(data)

@@ -120,6 +120,7 @@ def test_parquet_and_jsonl_give_the_same_items(renderer: Renderer, tmp_path: Pat
         ({"messages": [ASK, {"role": "assistant"}, {"role": "robot"}]}, r"row 2: messages\[2\].role: unknown role"),
         (TALK | {"tools": [{"type": "function"}]}, r"row 2: tools\[0\].function"),
         (TALK | {"tools": "{"}, "row 2: tools: is not valid JSON"),
+        (TALK | {"tools": "[" * 100_000}, "row 2: tools: is not valid JSON"),
         ({"input_ids": [1, 2], "loss_mask": [True]}, "row 2: loss_mask: must be a list as long as input_ids"),
         ({"input_ids": [1, 2], "loss_mask": [True, True]}, "row 2: loss_mask: must select a token, and not the first"),
         ({"input_ids": [1, "2"], "loss_mask": [False, True]}, "row 2: input_ids: must be token ids"),
@@ -157,6 +158,7 @@ def test_a_bad_pair_is_named(renderer: Renderer, tmp_path: Path, row: Any, says:
         ("none.jsonl", None, "does not exist"),
         ("rows.csv", "a,b", "ends neither in .jsonl nor in .parquet"),
         ("rows.jsonl", '{"messages": ', "line 1 is not valid JSON"),
+        ("rows.jsonl", "[" * 100_000, "line 1 is not valid JSON"),
         ("rows.parquet", "no parquet", "is not a Parquet file"),
     ],
 )
