@@ -1,15 +1,17 @@
 """Run by ranks.py: rank 0 offers a version's tensors to engines, and the other ranks help. rank_offers.py OUT FOLDER
 
 Rank 0 writes what engines would get: shared.safetensors from the payloads, broadcast.safetensors from the buckets. It
-also stops a broadcast after one bucket, and has no room for a share on rank 1.
+also stops a broadcast after one bucket, and has no room for a share on rank 1. Each rank writes handed-RANK.json: how
+its process of checkpoint-engine ended, by what failed.
 """
 
 from __future__ import annotations
 
 import base64
+import json
 import pickle
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -24,7 +26,9 @@ from agentrl.domain.schemas import Json
 from agentrl.trainer.distributed import World, join_world
 from agentrl.trainer.models.policy import Policy
 from agentrl.trainer.models.sharding import load_sharded
+from agentrl.trainer.publish import offers as offers_module
 from agentrl.trainer.publish import tensor_broadcast, tensor_sharing
+from agentrl.trainer.publish.engine_handles import Group, NoHandles
 from agentrl.trainer.publish.offers import Offers
 from agentrl.trainer.publish.tensor_sharing import NoRoom
 from agentrl.trainer.weights.model_export import trainable
@@ -73,6 +77,39 @@ def without_room(offers: Offers) -> None:
         raise AssertionError("there is no room on rank 1")
 
 
+def handed(offers: Offers, folder: Path, engines_fail: bool) -> None:
+    """Let checkpoint-engine send the files of a version to engines that read them, or fail."""
+    with offers.handed(folder, MEMBERS, Group("127.0.0.1", 1, 2, 1024, 5.0)) as transfer:
+        assert transfer["handles"] == {"GPU-0": "ipc"}
+        if engines_fail:
+            raise ConnectionError
+
+
+def each_handed(world: World, offers: Offers, folder: Path) -> Json:
+    """Hand a version four times; how this rank's process ended, and the files that it had, by what failed."""
+    ended: Json = {}
+    for failing in ("nothing", "the engines", "rank 0", "rank 1"):
+
+        @contextmanager
+        def process(group: Group, rank: int, name: str, files: Sequence[Path], failing=failing) -> Iterator[Json]:
+            ended[failing] = ["did not start", []]
+            if failing == f"rank {rank}":
+                raise NoHandles(failing)
+            ended[failing] = ["was killed", [name, *(file.name for file in files)]]
+            yield {f"GPU-{rank}": "ipc"}
+            ended[failing][0] = "ended"
+
+        def work(failing: str = failing) -> None:
+            try:
+                handed(offers, folder, failing == "the engines")
+            except (ConnectionError, NoHandles) as error:
+                ended[failing].append(type(error).__name__)
+
+        offers_module.handles = process  # type: ignore[assignment]
+        led(world, offers, work)
+    return ended
+
+
 def main(out: Path, folder: Path) -> None:
     with join_world("cpu", threads=1) as world:
         policy = load_sharded(Policy, folder, world.mesh)
@@ -86,6 +123,13 @@ def main(out: Path, folder: Path) -> None:
         if world.rank == 1:
             tensor_sharing._copied = no_room  # type: ignore[assignment]
         led(world, offers, lambda: without_room(offers))
+        version = out / "v3-c"
+        if world.leads:
+            version.mkdir()
+            for number in range(3):
+                (version / f"{number}.safetensors").touch()
+        ended = each_handed(world, offers, version)
+        (out / f"handed-{world.rank}.json").write_text(json.dumps(ended))
         whole = trainable(policy, world)
         if world.leads:
             save_file(taken, out / "broadcast.safetensors")
