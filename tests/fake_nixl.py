@@ -42,6 +42,7 @@ class Network:
         self.dies_after: int | None = None  # reads
         self.hangs = False
         self.cannot_start = False
+        self.no_memory = False
         self.unreleased = 0  # releases that fail
 
 
@@ -88,6 +89,8 @@ def module(network: Network) -> ModuleType:
 
         def register_memory(self, reg_list, mem_type=None, backends=[]):  # noqa: B006
             assert mem_type == "DRAM"
+            if network.no_memory:
+                raise failures["nixlBackendError"]("NIXL_ERR_BACKEND")
             for address, size, device, info in reg_list:
                 assert (device, info) == (0, "")
                 self._memory[address] = size

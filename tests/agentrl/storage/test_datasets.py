@@ -9,7 +9,7 @@ import pytest
 
 from agentrl.configs.publish_config import StorageConfig
 from agentrl.data.task_stream import load_tasks
-from agentrl.errors import ConfigError, UserError
+from agentrl.errors import ConfigError, StorageError, UserError
 from agentrl.storage import datasets
 from agentrl.storage.object_store import ObjectStore
 
@@ -56,3 +56,24 @@ def test_tasks_are_loaded_from_a_bucket_and_errors_name_the_object(bucket, confi
     ObjectStore(bucket).write("tasks.jsonl", b"nonsense\n")
     with pytest.raises(UserError, match=rf"tasks: {url} line 1 is not JSON"):
         load_tasks(url, limit=9, storage=config)
+
+
+def test_a_dataset_that_changes_while_it_is_read_is_refused_and_read_anew(tmp_path, config, monkeypatch):
+    url = f"file://{tmp_path}/d/tasks.jsonl"
+    store = ObjectStore(f"file://{tmp_path}/d")
+    store.write("tasks.jsonl", LINES)
+    download = ObjectStore.download
+
+    def overtaken(self: ObjectStore, key: str, target: Path) -> None:
+        download(self, key, target)
+        store.write("tasks.jsonl", LINES * 2)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ObjectStore, "download", overtaken)
+        with (
+            pytest.raises(StorageError, match=rf"tasks: {url} changed while it was read"),
+            datasets.opened(url, config, "tasks"),
+        ):
+            pytest.fail("opened")
+    with datasets.opened(url, config, "tasks") as found:
+        assert found.path.read_bytes() == LINES * 2

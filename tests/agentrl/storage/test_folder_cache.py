@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -13,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from agentrl.errors import StorageError
+from agentrl.errors import CacheError, StorageError
 from agentrl.storage import stored_folders
 from agentrl.storage.folder_cache import LOCK, WRITING, FolderCache
 from agentrl.storage.folder_manifest import MANIFEST, manifest_of
@@ -240,3 +242,80 @@ def test_blocks_of_one_name_do_not_overlap(root):
     for thread in threads:
         thread.join()
     assert most == [1] * 8
+
+
+def test_a_cache_that_cannot_be_used_is_one_error(root):
+    root.write_text("a file")
+    cache = FolderCache(root, 10**6)
+    for block in (cache.entry("a", SIZE, filler([])), cache.alone("a")):
+        with pytest.raises(CacheError, match=rf"cache {root}: File exists"), block:
+            pytest.fail("entered")
+
+
+def test_a_lock_that_cannot_be_opened_is_one_error(root):
+    cache = FolderCache(root, 10**6)
+    use(cache, "a", [], 1)
+    (root / f"a{LOCK}").unlink()
+    (root / f"a{LOCK}").mkdir()
+    for block in (cache.present("a"), cache.alone("a"), cache.entry("a", SIZE, filler([]))):
+        with pytest.raises(CacheError, match=rf"cache {root}: Is a directory"), block:
+            pytest.fail("entered")
+    with pytest.raises(CacheError, match=rf"cache {root}: Is a directory"):
+        cache.discard("a")
+    assert (root / "a" / "file").exists()
+
+
+def test_a_fault_while_an_entry_is_compared_frees_the_entry(root):
+    def faulty(folder: Path) -> bool:
+        raise KeyError(folder.name)
+
+    use(FolderCache(root, 10**6), "a", [], 1)
+    cache = FolderCache(root, 10**6, is_sound=faulty)
+    for block in (cache.present("a"), cache.entry("a", SIZE, filler([]))):
+        with pytest.raises(KeyError), block:
+            pytest.fail("entered")
+    cache.discard("a")
+    assert entries(root) == []
+
+
+def test_an_entry_that_is_deleted_before_it_is_held_is_filled_again(root, monkeypatch):
+    flock = fcntl.flock
+    calls: list[Path] = []
+
+    def overtaken(lock: int, how: int) -> None:
+        flock(lock, how)
+        if how == fcntl.LOCK_SH and len(calls) == 1:  # another process deletes the entry as soon as it may
+            shutil.rmtree(root / "a")
+            (root / f"a{LOCK}").unlink()
+
+    monkeypatch.setattr(fcntl, "flock", overtaken)
+    with FolderCache(root, 10**6).entry("a", SIZE, filler(calls)) as folder:
+        assert (folder / "file").read_bytes() == b"x" * SIZE
+    assert len(calls) == 2
+
+
+def test_a_lock_whose_file_was_deleted_while_it_was_waited_for_is_taken_again(root, monkeypatch):
+    flock = fcntl.flock
+    taken: list[int] = []
+
+    def overtaken(lock: int, how: int) -> None:
+        flock(lock, how)
+        if how == fcntl.LOCK_EX:
+            taken.append(os.fstat(lock).st_ino)
+            if len(taken) == 1:
+                (root / f"work{LOCK}").unlink()
+
+    monkeypatch.setattr(fcntl, "flock", overtaken)
+    with FolderCache(root, 10**6).alone("work"):
+        assert taken[1:] == [(root / f"work{LOCK}").stat().st_ino]
+
+
+def test_the_cache_is_below_the_folder_of_the_environment(tmp_path, monkeypatch):
+    for variable, value, folder in (
+        ("AGENTRL_CACHE", str(tmp_path / "mine"), tmp_path / "mine" / "storage"),
+        ("AGENTRL_CACHE", "", tmp_path / "home" / ".cache" / "agentrl" / "storage"),
+    ):
+        monkeypatch.setenv("HOME", str(tmp_path / "home"))
+        monkeypatch.setenv(variable, value)
+        with FolderCache(None, 10**6).entry("a", SIZE, filler([])) as found:
+            assert found == folder / "a"

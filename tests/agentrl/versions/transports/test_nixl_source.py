@@ -135,6 +135,33 @@ def test_an_agent_that_cannot_start(host: Any, network: fake_nixl.Network) -> No
         read(source(host))
 
 
+def test_memory_that_the_network_cannot_use(host: Any, network: fake_nixl.Network) -> None:
+    network.no_memory = True
+    with pytest.raises(StorageError, match=r"NIXL cannot use \d+ bytes of memory: NIXL_ERR_BACKEND"):
+        read(source(host))
+
+
+def test_a_file_that_the_host_has_not(host: Any, windows: Windows) -> None:
+    with pytest.raises(StorageError, match=f"^{host.url}/{NAME}/{FILE} does not exist$"):
+        read(source(host))
+
+
+def test_nothing_is_asked_for_an_empty_range(host: Any, network: fake_nixl.Network) -> None:
+    assert read(source(host), 5, 5) == b""
+    assert network.agents == {}
+    assert host.requests == []
+
+
+def test_a_host_that_is_gone_after_a_read_frees_the_window_itself(host: Any, windows: Windows, content: bytes) -> None:
+    class Last(MemoryAgent):
+        def read(self, *about: Any) -> None:
+            super().read(*about)
+            host.stop()
+
+    found = b"".join(source(host, make_agent=Last).read(NAME, FILE, 0, 10))
+    assert found == content[:10]
+
+
 def test_a_host_that_is_gone(host: Any, network: fake_nixl.Network) -> None:
     host.stop()
     with pytest.raises(StorageError, match=f"cannot read {host.url}/{NAME}/{FILE}"):
@@ -221,6 +248,20 @@ def test_a_host_whose_windows_stay_lent(host: Any, windows: Windows, content: by
 )
 def test_refused_requests(host: Any, windows: Windows, content: bytes, change: dict[str, str], status: int) -> None:
     assert asked(host, **change).status_code == status
+
+
+def test_a_file_that_is_deleted_while_it_is_asked_for(
+    host: Any, network: fake_nixl.Network, content: bytes, clock: Clock
+) -> None:
+    class Late(Windows):
+        def lend(self, path: Path, start: int, end: int) -> Window | None:
+            path.unlink()
+            return super().lend(path, start, end)
+
+    late = Late(count=1, clock=clock)
+    host.answer = WindowFiles(host.files, late)
+    assert asked(host).status_code == 404
+    assert [slot.id for slot in late._slots] == [""]
 
 
 def answers(body: bytes) -> Any:
