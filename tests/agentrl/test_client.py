@@ -155,5 +155,8 @@ def test_the_blocking_client_is_generated_from_the_awaiting_one() -> None:
 
 def test_missing_settings_name_the_variable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("AGENTRL_PROXY_URL", raising=False)
-    with pytest.raises(UserError, match="AGENTRL_PROXY_URL"):
-        Client()
+    monkeypatch.delenv("AGENTRL_RUN_KEY", raising=False)
+    with pytest.raises(UserError, match="no proxy address: pass base_url or set AGENTRL_PROXY_URL"):
+        Client(api_key="k")
+    with pytest.raises(UserError, match="no run key: pass api_key or set AGENTRL_RUN_KEY"):
+        Client("http://proxy")

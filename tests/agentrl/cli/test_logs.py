@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -47,3 +48,15 @@ def test_new_lines_are_shown_until_ctrl_c(run: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(run_logs, "follow", follow)
     done = logs(run, "-n", "0", "--follow", "--part", "proxy")
     assert (done.exit_code, done.stdout) == (0, "proxy | c\n")
+
+
+def test_without_a_name_the_newest_run_is_shown(run: Path) -> None:
+    other = run.parent / "later"
+    (other / "logs").mkdir(parents=True)
+    (other / "agentrl.db").touch()
+    (other / "logs" / "proxy.log").write_text("later\n")
+    for folder, time in ((run, 1), (other, 2)):
+        (folder / "config.yaml").touch()
+        os.utime(folder / "config.yaml", (time, time))
+        os.utime(folder / "agentrl.db", (time, time))
+    assert logs().stdout == "proxy | later\n"

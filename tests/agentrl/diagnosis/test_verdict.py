@@ -142,6 +142,7 @@ def test_a_verdict_follows_from_the_calls(found, answer, problem):
         (of(call("a"), undelivered("b", "failed", "refused")), "1 call failed (refused)"),
         (of(call("a"), undelivered("b", "aborted", "")), "1 call aborted"),
         (of(call("a"), undelivered("b", "running", "")), "1 call still running"),
+        (of(subagents=[subagent("c", call("a"))]), "the session itself made no call: its sub-agents did"),
     ],
 )
 def test_a_note_names_what_to_improve(found, note):
@@ -197,6 +198,26 @@ def test_a_system_prompt_that_was_never_processed_costs_nothing():
     before, now = [1, 50, 51, 2, 9, 9, 9], [1, 60, 61, 62, 2, 9, 9, 9]
     found = of(call("a", prompt_delta_ids=before), call("b", prompt_delta_ids=now, **EDITED))
     assert found.forks[0].cost_tokens == 5
+
+
+def test_a_fork_that_was_processed_before_nowhere_and_further_subagents_are_shown_as_such():
+    below = [subagent(str(i), call("a")) for i in range(7)]
+    found = of(call("a"), call("b", fork_reason="other_agent"), subagents=below)
+    out = io.StringIO()
+    show(found, Console(file=out, width=200))
+    text = out.getvalue()
+    assert "none: nothing of it was processed before" in text
+    assert "… 2 more sub-agents; --json has them all" in text
+    assert [line for line in text.splitlines() if line.startswith("sub-agent ")][-1].startswith("sub-agent 4 ")
+
+
+def test_a_command_that_failed_is_shown_with_its_status():
+    found = of(call("a"))
+    failed = report.make(found.session, None, command_status=3)
+    out = io.StringIO()
+    show(failed, Console(file=out, width=200))
+    assert "the command ended with exit status 3" in out.getvalue()
+    assert failed.verdict.problems == ["the command ended with exit status 3"]
 
 
 def test_refusals_above_the_stored_number_are_summarized():

@@ -120,6 +120,38 @@ def test_without_a_terminal_each_step_leaves_a_line() -> None:
     assert "\x1b" not in out.getvalue()
 
 
+def panel(*snapshots: Snapshot) -> str:
+    """What a terminal shows after these snapshots, without its colours."""
+    out = io.StringIO()
+    with live_panel.Display(CONFIG, Console(file=out, width=100, force_terminal=True, color_system=None)) as display:
+        display.starting("starting the engine " + "." * 200)
+        for snapshot in snapshots:
+            display.update(snapshot)
+    return out.getvalue()
+
+
+def test_a_terminal_shows_a_panel_below_the_lines_of_finished_steps() -> None:
+    before, incomplete = replace(SNAPSHOT, published_step=0, points=[]), SNAPSHOT.evaluations[2]
+    first = panel(before)
+    assert "step 0/3" in first
+    assert "reward –" in first
+    assert "staleness –" in first
+    assert "10 tokens/s" in first
+    assert "waiting for rollouts: 1 of 8 groups ready, 2 running" in first
+    assert f"evaluation of step {incomplete.step}" in first
+    assert "evaluation of step 2" not in first
+    later = panel(before, SNAPSHOT, replace(SNAPSHOT, points=[]))
+    assert "step 1/3  reward 0.100" in later
+    assert "step 2/3  reward 0.200" in later
+    assert "staleness 0" in later[later.rindex("step 2/3") :]
+
+
+def test_a_terminal_shows_what_the_first_start_waits_for_on_one_line() -> None:
+    lines = [line for line in panel().splitlines() if "starting the engine" in line]
+    assert lines
+    assert all(line.count(".") < 100 for line in lines)
+
+
 def test_a_complete_evaluation_leaves_a_line_with_its_intervals() -> None:
     out = io.StringIO()
     with live_panel.Display(CONFIG, Console(file=out)) as display:
