@@ -14,8 +14,8 @@ from safetensors.torch import load_file
 from support import save_tiny_model
 from transformers import AutoModelForCausalLM
 
-from agentrl.configs.alarm_config import AlarmConfig
 from agentrl.configs.algorithm import Algorithm
+from agentrl.configs.trainer_config import AlarmConfig
 from agentrl.errors import AgentRLError, FencedError
 from agentrl.store import events, runs
 from agentrl.store.training import step_resume, steps, trainer_epochs

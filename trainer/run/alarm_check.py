@@ -1,12 +1,11 @@
-"""Checks the run's alarms when a step has its metrics, before it is saved. Rank 0 only."""
+"""Alarms, rules on a run's metrics: whether one sounds, and the check of a step's metrics before it is saved."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
 
-from agentrl.configs.alarm_config import AlarmConfig
-from agentrl.domain.alarms import message, sounds
+from agentrl.configs.trainer_config import AlarmConfig
 from agentrl.errors import did_you_mean
 from agentrl.trainer.checkpoints.checkpoint import StepRecord
 from agentrl.trainer.run.trainer_state import Trainer, say
@@ -15,8 +14,8 @@ Metrics = Mapping[str, float]
 
 
 def check_alarms(t: Trainer, record: StepRecord) -> None:
-    """Warn of alarms that begin to sound with this step; fail the run if one is to stop it. The step is then saved with
-    its checkpoint, since the run is ending.
+    """On rank 0, warn of alarms that begin to sound with this step, and fail the run if one is to stop it. The step is
+    then saved with its checkpoint, since the run is ending.
     """
     alarms = t.config.trainer.alarms
     if not alarms or not t.world.leads:
@@ -52,3 +51,30 @@ def _say_unknown(t: Trainer, record: StepRecord) -> None:
             near = did_you_mean(alarm.metric, record.metrics)
             said = near if near.startswith("; did") else ""
             say(t, f"trainer.alarms: step {record.step} has no metric {alarm.metric!r}{said}")
+
+
+def sounds(alarm: AlarmConfig, values: Sequence[float | None], first: float | None = None) -> bool:
+    """Whether the metric has been beyond its bound in the last `alarm.steps` steps.
+
+    `values` are those of consecutive steps, oldest first, None where a step lacks the metric; `first` is the value of
+    the run's first step, to which a bound with `of_first` is relative.
+    """
+    recent = values[-alarm.steps :]
+    return len(recent) == alarm.steps and all(value is not None and _beyond(alarm, value, first) for value in recent)
+
+
+def _beyond(alarm: AlarmConfig, value: float, first: float | None) -> bool:
+    if alarm.of_first and first is None:
+        return False
+    factor = abs(first) if alarm.of_first and first is not None else 1.0
+    if alarm.below is not None:
+        return value < alarm.below * factor
+    return alarm.above is not None and value > alarm.above * factor
+
+
+def message(alarm: AlarmConfig, step: int, value: float) -> str:
+    """One line that says what has happened."""
+    bound = f"below {alarm.below:g}" if alarm.below is not None else f"above {alarm.above:g}"
+    relative = " of its first value" if alarm.of_first else ""
+    steps = f"{alarm.steps} steps" if alarm.steps > 1 else "1 step"
+    return f"alarm at step {step}: {alarm.metric} is {value:.4g}, {bound}{relative} for {steps}"

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from agentrl.configs.alarm_config import AlarmConfig
-from agentrl.domain.alarms import message, sounds
+from agentrl.configs.trainer_config import AlarmConfig
+from agentrl.trainer.run.alarm_check import message, sounds
 
 
 def alarm(**rule: Any) -> AlarmConfig:
