@@ -85,7 +85,7 @@ def _absent_version(body: bytes) -> str | None:
     """The name of the version's folder, when the body names one that this host has not."""
     try:
         path = json.loads(body)["model_path"]
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):  # the engine answers what it cannot read
         return None
     if not isinstance(path, str) or Path(path).is_dir():
         return None

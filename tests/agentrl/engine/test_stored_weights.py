@@ -81,6 +81,11 @@ def test_a_folder_of_no_version_is_passed_on_to_sglang(engine):
     assert engine.ask("/no/such/model").json()["body"]["model_path"] == "/no/such/model"
 
 
+@pytest.mark.parametrize("body", [b"", b"no json", b"[]", b'{"model_path": 3}', b"[" * 100_000], ids=len)
+def test_a_body_that_cannot_be_read_names_no_version(body):
+    assert stored_weights._absent_version(body) is None
+
+
 @pytest.mark.parametrize("state", ["absent", "incomplete", "changed"])
 def test_a_version_that_cannot_be_copied_is_refused_as_sglang_does(engine, state):
     if state != "absent":
