@@ -115,8 +115,7 @@ def planned_ranks(
 
 def _scored_first(algorithm: Algorithm) -> bool:
     """Whether advantages need logprobs or values of the models."""
-    costs = algorithm.needs_reference and algorithm.kl == "reward"
-    return algorithm.needs_critic or algorithm.teaches_tokens or costs
+    return algorithm.needs_critic or (algorithm.needs_reference and algorithm.kl == "reward")
 
 
 def _cut(batch: Sequence[Credited]) -> Cut:
@@ -156,11 +155,9 @@ def _scored(
         values = scorer.score(models.critic.critic)
         reshard(models.critic.critic)
         advantages, targets = gae_advantages(trajectories, algorithm, values, costs, batch, world.total)
-    elif advantages is None and costs is not None:
-        advantages = penalized_advantages(trajectories, algorithm, costs, batch, world.total)
     elif advantages is None:
-        free = [np.zeros(len(t.input_ids), np.float32) for t in trajectories]
-        advantages = penalized_advantages(trajectories, algorithm, free, batch, world.total)
+        assert costs is not None
+        advantages = penalized_advantages(trajectories, algorithm, costs, batch, world.total)
     if algorithm.reward_weight != 1:
         advantages = [np.float32(algorithm.reward_weight) * advantages_T for advantages_T in advantages]
     if teacher is not None and logprobs is not None:

@@ -72,6 +72,28 @@ def test_a_sampled_token_costs_its_own_divergence(
     assert metrics["kl_teacher"] == pytest.approx(float(torch.cat(own).mean() - torch.cat(other).mean()), rel=1e-4)
 
 
+@pytest.mark.parametrize("preset", ["gdpo", "gigpo", "reinforce++"])
+def test_a_teacher_is_added_to_the_advantages_of_rewards(
+    tiny_model: Path, teacher: Path, world: World, preset: str
+) -> None:
+    rng = np.random.default_rng(0)
+    rewards = {t.episode_id: {"right": float(rng.integers(2)), "form": float(rng.normal())} for t in trajectories()}
+    batch = [
+        replace(t, named_returns=rewards[t.episode_id], episode_return=sum(rewards[t.episode_id].values()))
+        for t in trajectories()
+    ]
+    config, plain = configured(teacher, preset=preset), TrainerConfig(algorithm=preset)
+    taught = make_samples(batch, config.algorithm, make_models(tiny_model, config, world), 4096, world)
+    alone = make_samples(batch, plain.algorithm, make_models(tiny_model, plain, world), 4096, world)
+    assert any(sample.advantages.any() for sample in alone.samples)
+    for one, other in zip(taught.samples, alone.samples, strict=True):
+        assert one.teacher is not None
+        assert one.proximal is not None
+        cost = 0.5 * (one.proximal - one.teacher)
+        mask = one.tokens.loss_mask
+        np.testing.assert_allclose(one.advantages[mask], (other.advantages - cost)[mask], rtol=1e-4, atol=1e-5)
+
+
 @pytest.mark.parametrize("form", ["sampled", "full"])
 def test_the_teachers_passes_are_counted(tiny_model: Path, teacher: Path, world: World, form: str) -> None:
     config = configured(teacher, distill=form)
