@@ -19,13 +19,10 @@ from agentrl.domain.batches.outline import Credited
 from agentrl.domain.schemas import Float32, Float64, TrajectoryTokens
 from agentrl.domain.ties import tied
 from agentrl.trainer.algorithms.anchors import step_scores
-from agentrl.trainer.algorithms.baselines import baselines
+from agentrl.trainer.algorithms.baselines import EPSILON, baselines, standard_scores
 
 Totals = Callable[[dict[str, float]], dict[str, float]]
 """Sums over all ranks, by name (`World.total`); every rank passes the same names."""
-
-EPSILON = 1e-6
-"""Added to standard deviations before dividing by them."""
 
 
 def alone(values: dict[str, float]) -> dict[str, float]:
@@ -107,8 +104,7 @@ def penalized_advantages(
 def by_sign(advantages: Float64, algorithm: Algorithm) -> Float64:
     """(n,) advantages, those above 0 times `positive_weight`, the others times `negative_weight`.
 
-    Positive and negative reinforcement apart: arXiv 2506.01347, whose W-REINFORCE weighs positive ones by
-    0.1.
+    Positive and negative reinforcement apart: arXiv 2506.01347, whose W-REINFORCE weighs positive ones by 0.1.
     """
     if algorithm.positive_weight == algorithm.negative_weight == 1:
         return advantages
@@ -128,7 +124,7 @@ def _of_steps(trajectories: Sequence[Credited], algorithm: Algorithm) -> list[Fl
     """Per trajectory, (n_turns,) what `step_weight` adds to the advantages."""
     if not algorithm.step_weight:
         return [np.zeros(len(t.turn_returns)) for t in trajectories]
-    return [algorithm.step_weight * scores for scores in step_scores(trajectories, EPSILON)]
+    return [algorithm.step_weight * scores for scores in step_scores(trajectories)]
 
 
 def own_returns(trajectory: Credited, algorithm: Algorithm) -> Float64:
@@ -160,7 +156,8 @@ def _compare(
     lengths: dict[str, int] = {}
     for t in trajectories:
         groups.setdefault(t.group_id, {})[t.episode_id] = t.episode_return + penalties[t.episode_id]
-        lengths[t.episode_id] = lengths.get(t.episode_id, 0) + int(t.turn_tokens.sum())
+        if algorithm.baseline == "length_weighted":
+            lengths[t.episode_id] = lengths.get(t.episode_id, 0) + int(t.turn_tokens.sum())
     of_groups = {id_: np.array(list(episodes.values())) for id_, episodes in groups.items()}
     everything = np.array([value for returns in of_groups.values() for value in returns])
     rescale = _rescale(list(of_groups.values())) if algorithm.rescale_tied else 1.0
@@ -176,7 +173,7 @@ def _compare(
                 for i, (id_, value) in enumerate(episodes.items())
             }
             continue
-        tokens = np.array([lengths[id_] for id_ in episodes], np.float64)
+        tokens = np.array([lengths.get(id_, 0) for id_ in episodes], np.float64)
         compared, factor = _against(of_groups[group_id], tokens, everything, algorithm)
         counts = not algorithm.is_group_relative or len(episodes) > 1
         for i, id_ in enumerate(episodes):
@@ -195,8 +192,7 @@ def _summed_scores(members: Sequence[Mapping[str, float]], weights: Mapping[str,
     total = np.zeros(len(members))
     for name in sorted({name for member in members for name in member}):
         values = np.array([member.get(name, 0.0) for member in members], np.float64)
-        if not tied(values.tolist()):
-            total += weights.get(name, 1.0) * (values - values.mean()) / (values.std(ddof=1) + EPSILON)
+        total += weights.get(name, 1.0) * standard_scores(values)
     return total
 
 

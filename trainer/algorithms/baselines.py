@@ -12,6 +12,18 @@ import numpy as np
 
 from agentrl.configs.algorithm import Algorithm
 from agentrl.domain.schemas import Float64
+from agentrl.domain.ties import tied
+
+EPSILON = 1e-6
+"""Added to standard deviations before dividing by them."""
+
+
+def standard_scores(values: Float64) -> Float64:
+    """(n,) (x − mean x) / (std x + ε), with the sample standard deviation; zeros where all are equal."""
+    if tied(values.tolist()):
+        return np.zeros_like(values)
+    scores: Float64 = (values - values.mean()) / (values.std(ddof=1) + EPSILON)
+    return scores
 
 
 def baselines(returns: Float64, tokens: Float64, algorithm: Algorithm) -> Float64:

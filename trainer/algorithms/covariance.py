@@ -16,7 +16,7 @@ from agentrl.domain.schemas import Float32
 
 
 def covariances(logprobs_S: Tensor, advantages_S: Tensor, means: tuple[float, float]) -> Tensor:
-    """(S,) float64 (log π − mean)(A − mean), with the `means` over N tokens. Equation 10 of the paper."""
+    """(S,) float64 (log π − mean)(A − mean), with the `means` over N tokens."""
     return (logprobs_S.double() - means[0]) * (advantages_S.double() - means[1])
 
 

@@ -18,7 +18,7 @@ Divergence = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 def reverse_kl(log_p_CV: Tensor, log_q_CV: Tensor) -> tuple[Tensor, Tensor]:
     """D = Σ p (log p − log q); ∂D/∂z_v = p_v (log p_v − log q_v − D). It seeks the teacher's modes.
 
-    On-policy: MiniLLM, arXiv 2306.08543, eq. 1; GKD, arXiv 2306.13649, section 3.
+    On-policy: MiniLLM, arXiv 2306.08543; GKD, arXiv 2306.13649.
     """
     p_CV, gap_CV = log_p_CV.exp(), log_p_CV - log_q_CV
     found_C = (p_CV * gap_CV).sum(-1)

@@ -61,12 +61,21 @@ def of_sessions(
         if over is not None and not own.any and over.rewarded:
             own, rewarded = SessionRewards(session=over.episode_return), True
         by_call = credit.call_returns(calls[session_id], own, discount)
+        if over is not None:
+            episode_return, named = over.episode_return, over.named
+        else:
+            episode_return = credit.outcome(calls[session_id], by_call)
+            named = (
+                dict.fromkeys(own.named, episode_return)
+                if len(own.named) == 1
+                else credit.named_outcomes(calls[session_id], own, discount)
+            )
         done[session_id] = SessionReturns(
             episode_id=over.episode_id if over else session_id,
-            episode_return=over.episode_return if over else credit.outcome(calls[session_id], by_call),
+            episode_return=episode_return,
             calls=by_call,
             rewarded=rewarded,
-            named=over.named if over else credit.named_outcomes(calls[session_id], own, discount),
+            named=named,
         )
     return {sid: done[sid] for sid in session_ids}
 

@@ -28,7 +28,7 @@ def database(tmp_path: Path) -> Iterator[Database]:
 
 
 def refused(database: Database, *arguments: object) -> str:
-    """What the command says instead of writing."""
+    """The message with which the command refuses to write."""
     words = [*map(str, arguments), "--database-url", database.url]
     with pytest.raises(UserError) as said:
         CliRunner().invoke(app, words, catch_exceptions=False)
