@@ -48,6 +48,12 @@ class PublishConfig(Section):
     engines that `agentrl` started, and memory for a second copy of the weights on each. An engine that cannot do this
     loads the version while it is paused.
     """
+    shadow: Literal["auto", "gpu", "host"] = "auto"
+    """Where an engine on a GPU keeps the second copy of its weights: `gpu`, from where the swap takes about a
+    millisecond; `host`, from where the weights are copied over the bus during the swap; `auto`: on the GPU where it
+    takes at most half of the memory that is free after the engine's start. For a larger model, `gpu` and a lower
+    `engine.memory_fraction` make room.
+    """
     serving_share: Annotated[float, Field(ge=0, le=1)] = 0.75
     """Share of the serving engines that keep taking calls during a publish. Where the share allows no engine to pause,
     one pauses at a time. A broadcast pauses all its members.

@@ -50,6 +50,7 @@ class EngineSpec:
     lora_targets: tuple[str, ...] = (ALL_LINEAR,)  # names of the linear layers that adapters may change
     extra_args: tuple[str, ...] = ()
     stored_weights: StoredWeights | None = None  # where versions are that this host has no folder of
+    shadow: str = "auto"  # memory of prepared weights on a GPU: `publish.shadow`
     version_cache: CacheSpec | None = None  # this host's cache of prepared versions; None: that of the default settings
     key: str | None = field(default=None, repr=False)  # the key that clients must send; optional on loopback
 

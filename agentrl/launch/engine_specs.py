@@ -54,6 +54,7 @@ def engine_spec(run: RunConfig, model: Path, index: int, **place: Any) -> Engine
         "lora_targets": tuple(lora.targets),
         "extra_args": tuple(config.extra_args),
         "stored_weights": StoredWeights(url=url, storage=run.storage) if url else None,
+        "shadow": run.publish.shadow,
         "version_cache": cache_spec(run.storage),
     }
     return EngineSpec(**(settings | place))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
+from inspect import signature
 from typing import Any
 
 import torch
@@ -26,7 +27,14 @@ def flex(
     mask = tree.blocks(window)
     assert isinstance(mask, BlockMask)
     out_1hNd, lse_1hN = compiled()(
-        q_1hNd, k_1gNd, v_1gNd, block_mask=mask, scale=scale, enable_gqa=grouped, return_lse=True
+        q_1hNd,
+        k_1gNd,
+        v_1gNd,
+        block_mask=mask,
+        scale=scale,
+        enable_gqa=grouped,
+        return_lse=True,
+        kernel_options={"FORCE_USE_FLEX_ATTENTION": True},  # its kernel for decoding refuses our blocks
     )
     if sinks_h is not None:  # a logit without a value
         share_1hN = torch.sigmoid(lse_1hN - sinks_h[None, :, None].float())
@@ -52,17 +60,12 @@ def sequences(q_1hNd: Tensor, k_1gNd: Tensor, v_1gNd: Tensor, tree: Tree, window
     from torch.nn.attention.varlen import varlen_attn
 
     starts, longest = tree.sequence_starts()
-    out_Nhd = varlen_attn(
-        q_1hNd[0].transpose(0, 1),
-        k_1gNd[0].transpose(0, 1),
-        v_1gNd[0].transpose(0, 1),
-        starts,
-        starts,
-        longest,
-        longest,
-        scale=scale,
-        window_size=(-1 if window is None else window - 1, 0),
-        enable_gqa=k_1gNd.shape[1] != q_1hNd.shape[1],
-    )
+    q_Nhd, k_Ngd, v_Ngd = (x[0].transpose(0, 1) for x in (q_1hNd, k_1gNd, v_1gNd))
+    options: dict[str, Any] = {"scale": scale, "window_size": (-1 if window is None else window - 1, 0)}
+    if "enable_gqa" in signature(varlen_attn).parameters:
+        options["enable_gqa"] = k_Ngd.shape[1] != q_Nhd.shape[1]
+    else:  # torch before 2.12
+        k_Ngd, v_Ngd = (x.repeat_interleave(q_Nhd.shape[1] // x.shape[1], 1) for x in (k_Ngd, v_Ngd))
+    out_Nhd = varlen_attn(q_Nhd, k_Ngd, v_Ngd, starts, starts, longest, longest, **options)
     assert isinstance(out_Nhd, Tensor)
     return out_Nhd.transpose(0, 1)[None]

@@ -82,7 +82,7 @@ class Tree:
         """(R + 1,) int32, where each root's tokens start, and N; and the tokens of the longest sequence."""
         if self._starts is None:
             starts = [chain.start for chain in self.chains if chain.parent < 0]
-            self._starts = torch.tensor([*starts, len(self.ends_N)], dtype=torch.int32).to(self.device)
+            self._starts = self._sent(np.array([*starts, len(self.ends_N)], np.int32))
         return self._starts, self.depth
 
     def sees(self, piece: Piece, window: int | None) -> NDArray[np.bool_]:
@@ -99,19 +99,23 @@ class Tree:
         mask_QK = torch.zeros(sees_QK.shape, dtype=dtype).masked_fill_(~sees_QK, torch.finfo(dtype).min)
         return mask_QK.to(self.device, non_blocking=True)
 
+    def _sent(self, array: NDArray[np.int32]) -> Tensor:
+        """An array on the device; on a GPU the copy is not waited for."""
+        return torch.from_numpy(array).to(self.device, non_blocking=True)
+
     def _block_mask(self, window: int | None) -> Any:
         from torch.nn.attention.flex_attention import BlockMask
 
         tokens = len(self.ends_N)
         found = blocks(self.pieces(window), lambda piece: self.sees(piece, window), tokens)
-        ends_N, positions_N = (torch.from_numpy(x).to(self.device) for x in (self.ends_N, self.positions_N))
+        ends_N, positions_N = (self._sent(x) for x in (self.ends_N, self.positions_N))
 
         def sees(_batch: Tensor, _head: Tensor, query: Tensor, key: Tensor) -> Tensor:
             seen = (key <= query) & (query < ends_N[key])
             return seen if window is None else seen & (positions_N[query] - positions_N[key] < window)
 
         def listed(counts_R: Int32, columns_RR: Int32) -> tuple[Tensor, Tensor]:
-            counts, columns = (torch.from_numpy(x)[None, None].to(self.device) for x in (counts_R, columns_RR))
+            counts, columns = (self._sent(x)[None, None] for x in (counts_R, columns_RR))
             return counts, columns
 
         partial, whole = listed(found.partial_R, found.partial_RR), listed(found.whole_R, found.whole_RR)

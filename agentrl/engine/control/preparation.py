@@ -21,6 +21,8 @@ PREPARED = "/agentrl/prepared"
 DIGESTS = "/agentrl/prepared/digests"
 SWAP = "/agentrl/swap"
 VERSIONS = "/agentrl/versions/"
+SHADOW_MEMORY = "AGENTRL_SHADOW_MEMORY"
+"""Variable with `publish.shadow`, for the processes of SGLang's schedulers."""
 UNDEFINED = "undefined"
 """The label of an engine whose weights are of no version, because a swap failed in the middle. It is paused."""
 MOST_SOURCES = 64

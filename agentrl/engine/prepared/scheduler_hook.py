@@ -207,9 +207,8 @@ def staging_of(manager: Any) -> Staging:
     from sglang.srt.utils.weight_checker import WeightChecker
 
     runner = manager.tp_worker.model_runner
-    device = torch.device("cpu")  # the shadow is in host memory
 
-    def load(model: Any, tensors: Any) -> None:
+    def load(model: Any, tensors: Any, device: torch.device) -> None:
         DefaultModelLoader.restore_weights_before_loading(model, device)
         DefaultModelLoader.load_weights_and_postprocess(model, tensors, device)
 
@@ -217,7 +216,7 @@ def staging_of(manager: Any) -> Staging:
         found: dict[str, Any] = WeightChecker(get_model=lambda: model).handle("checksum", role="target")
         return dict(found["checksums"])
 
-    return Staging(runner.model, load, digest, on_gpu=runner.device != "cpu")
+    return Staging(runner.model, load, digest, next(runner.model.parameters()).device)
 
 
 hook = SchedulerHook()

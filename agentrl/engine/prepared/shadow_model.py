@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 CHUNK_BYTES = 16 << 20
 """Bytes that are copied or compared between two calls of a pace."""
+HOST = torch.device("cpu")
 COPY = "packed_weight"
 """The attribute of a layer with a second copy of its weights in a kernel's layout, or None."""
 CONTAINERS = (dict, list, tuple, set)
@@ -33,11 +34,12 @@ class UnlikeTensors(ValueError):
 
 
 class Shadow(Generic[Live]):
-    """The second set of tensors of a live model. `model` is the structure to load into."""
+    """The second set of tensors of a live model, on `device`. `model` is the structure to load into."""
 
-    def __init__(self, live: Live, *, pinned: bool = False) -> None:
+    def __init__(self, live: Live, device: torch.device = HOST, *, pinned: bool = False) -> None:
         self._live = live
-        self.model: Live = _Copier(pinned).copy(live)
+        self.device = device
+        self.model: Live = _Copier(device, pinned).copy(live)
         self._exchanged: list[list[tuple[Tensor, Tensor]]] = []  # (live, shadow), by the storage of the live one
 
     def refresh(self, pace: Pace) -> None:
@@ -71,19 +73,21 @@ class Shadow(Generic[Live]):
         self._exchanged = list(groups.values())
 
     def exchange(self) -> None:
-        """Make the loaded values those in use. Takes about a millisecond on a CPU.
+        """Make the loaded values those in use. Takes about a millisecond.
 
         Values are copied on a GPU, whose graphs hold addresses, and where something outside the model refers to a
         storage.
         """
-        with torch.no_grad():
-            for pairs in self._exchanged:
-                if pairs[0][0].device.type != "cpu" or _has_other_users(pairs):
-                    for tensor, other in pairs:
-                        tensor.copy_(other, non_blocking=True)
-                else:
-                    for tensor, other in pairs:
-                        tensor.data, other.data = other.data, tensor.data
+        copied: list[tuple[Tensor, Tensor]] = []
+        for pairs in self._exchanged:
+            if pairs[0][0].device.type != "cpu" or _has_other_users(pairs):
+                copied += pairs
+            else:
+                for tensor, other in pairs:
+                    tensor.data, other.data = other.data, tensor.data
+        if copied:
+            with torch.no_grad():
+                torch._foreach_copy_([t for t, _ in copied], [other for _, other in copied], non_blocking=True)
         for module, its_shadow in zip(self._live.modules(), self.model.modules(), strict=True):
             copies = getattr(module, COPY, None), getattr(its_shadow, COPY, None)
             if copies != (None, None):  # a copy of the old weights must not stay, even where the shadow has none
@@ -106,6 +110,11 @@ def reachable(model: nn.Module) -> dict[str, Tensor]:
             if name not in _REGISTRIES:
                 _collect(value, f"{path}.{name}", found, seen)
     return found
+
+
+def storage_bytes(tensors: dict[str, Tensor]) -> int:
+    """The size of the storages behind tensors."""
+    return sum(tensor.untyped_storage().nbytes() for tensor in _one_per_storage(tensors).values())
 
 
 def fingerprint(model: nn.Module, pace: Pace) -> list[int]:
@@ -137,7 +146,8 @@ def _collect(value: Any, path: str, found: dict[str, Tensor], seen: set[int]) ->
 class _Copier:
     """Copies modules, their tensors and what refers to them; everything else is shared."""
 
-    def __init__(self, pinned: bool) -> None:
+    def __init__(self, device: torch.device, pinned: bool) -> None:
+        self._device = device
         self._pinned = pinned
         self._made: dict[int, Any] = {}
         self._originals: list[Any] = []  # keeps ids in use
@@ -186,7 +196,7 @@ class _Copier:
     def _tensor(self, tensor: Tensor) -> Tensor:
         if tensor.device.type == "meta" or tensor.layout is not torch.strided:
             return tensor
-        made = torch.empty(0, dtype=tensor.dtype)
+        made = torch.empty(0, dtype=tensor.dtype, device=self._device)
         made.set_(self._storage(tensor), tensor.storage_offset(), tensor.size(), tensor.stride())
         if type(tensor) is not Tensor:
             made = Tensor._make_subclass(type(tensor), made, False)
@@ -196,7 +206,7 @@ class _Copier:
     def _storage(self, tensor: Tensor) -> torch.UntypedStorage:
         live = tensor.untyped_storage()
         if live.data_ptr() not in self._storages:
-            empty = torch.empty(live.nbytes(), dtype=torch.uint8, pin_memory=self._pinned)
+            empty = torch.empty(live.nbytes(), dtype=torch.uint8, device=self._device, pin_memory=self._pinned)
             self._storages[live.data_ptr()] = empty.untyped_storage()
         return self._storages[live.data_ptr()]
 
@@ -218,7 +228,7 @@ def _address(tensor: Tensor) -> int:
 
 
 def _equal(tensor: Tensor, other: Tensor) -> bool:
-    return torch.equal(tensor.cpu(), other.cpu())
+    return torch.equal(tensor, other.to(tensor.device))
 
 
 def _has_other_users(pairs: list[tuple[Tensor, Tensor]]) -> bool:

@@ -25,6 +25,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from agentrl.engine.control.preparation import MOST_ERROR, PreparationState
+from agentrl.engine.prepared.shadow_memory import make_shadow, own_stream, release_cached
 from agentrl.engine.prepared.shadow_model import Pace, Shadow, fingerprint
 
 REST = 0.5
@@ -56,21 +57,21 @@ class Staged:
 class Staging:
     """The shadow of a model, and what is staged in it.
 
-    `load` loads tensors into a model as SGLang's loader does; `digest` is its weight checker.
+    `load` loads tensors into a model on a device as SGLang's loader does; `digest` is its weight checker; `device` is
+    the model's.
     """
 
     def __init__(
         self,
         model: nn.Module,
-        load: Callable[[nn.Module, Iterator[tuple[str, Tensor]]], None],
+        load: Callable[[nn.Module, Iterator[tuple[str, Tensor]], torch.device], None],
         digest: Callable[[nn.Module], dict[str, Any]],
-        *,
-        on_gpu: bool,
+        device: torch.device,
     ) -> None:
         self._model = model
         self._load = load
         self._digest = digest
-        self._on_gpu = on_gpu
+        self._device = device
         self._shadow: Shadow[nn.Module] | None = None
         self._checked = False  # that loading into the shadow leaves the model as it is
         self._staged: Staged | None = None
@@ -108,6 +109,7 @@ class Staging:
             self._thread.join()
         if free:
             self._shadow = None
+            release_cached(self._device)
 
     def exchange(self) -> None:
         """Make the staged weights those in use. The state must be READY."""
@@ -122,7 +124,8 @@ class Staging:
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), os.getpriority(os.PRIO_PROCESS, 0) + NICE)
         began = time.monotonic()
         try:
-            self._stage(staged, pace_of(staged.discarded, 0.0 if self._on_gpu else REST))
+            with own_stream(self._device):
+                self._stage(staged, pace_of(staged.discarded, REST if self._device.type == "cpu" else 0.0))
             staged.seconds = time.monotonic() - began
             staged.state = PreparationState.READY
         except Discarded:
@@ -137,10 +140,10 @@ class Staging:
     def _stage(self, staged: Staged, pace: Pace) -> None:
         before = None if self._checked else fingerprint(self._model, pace)
         if self._shadow is None:
-            self._shadow = Shadow(self._model, pinned=self._on_gpu)
+            self._shadow = make_shadow(self._model, self._device)
         self._shadow.refresh(pace)
         with torch.no_grad():
-            self._load(self._shadow.model, tensors_of(staged.folder, pace))
+            self._load(self._shadow.model, tensors_of(staged.folder, pace), self._shadow.device)
         self._shadow.check(pace)
         if staged.with_digests:
             staged.digests = self._digest(self._shadow.model)

@@ -7,6 +7,7 @@ import sys
 
 from agentrl.configs.engine_config import CPU_REQUESTS
 from agentrl.configs.trainer_config import ALL_LINEAR
+from agentrl.engine.control.preparation import SHADOW_MEMORY
 from agentrl.engine.engine_spec import CPU_TOKENS, EngineSpec
 from agentrl.engine.prepared.version_host import VERSION_CACHE
 from agentrl.engine.stored_weights import STORED_WEIGHTS
@@ -80,7 +81,7 @@ def environment(spec: EngineSpec) -> dict[str, str]:
     """The inherited environment, offline and without secrets except the key, and the access to an object storage if
     the engine reads versions there. On a CPU also without core binding.
     """
-    env = without_secrets(os.environ) | {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
+    env = without_secrets(os.environ) | {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", SHADOW_MEMORY: spec.shadow}
     if spec.key is not None:
         env[ENGINE_KEY] = spec.key
     if spec.stored_weights is not None:

@@ -79,16 +79,19 @@ def test_flex_attention_is_split_attention(window: int | None, sink: bool, monke
     torch.testing.assert_close(found, split_attention(q, k, v, tree, window, 0.3, sinks_h), rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("takes_groups", [True, False], ids=["groups", "torch before 2.12"])
 @pytest.mark.parametrize("window", [None, 7])
 def test_sequences_that_share_nothing_are_one_call_of_flash_attention(
-    window: int | None, monkeypatch: pytest.MonkeyPatch
+    window: int | None, takes_groups: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The kernel runs on a GPU only. In its place, its definition: causal within each sequence, `window` keys back."""
     from torch.nn.attention import varlen
 
     calls = []
 
-    def by_definition(q_Nhd: Tensor, k_Ngd: Tensor, v_Ngd: Tensor, *lengths: Any, **options: Any) -> Tensor:
+    def by_definition(
+        q_Nhd: Tensor, k_Ngd: Tensor, v_Ngd: Tensor, *lengths: Any, enable_gqa: bool, **options: Any
+    ) -> Tensor:
         starts_q, starts_k, longest_q, longest_k = lengths
         assert starts_q is starts_k
         assert starts_q.dtype == torch.int32
@@ -102,12 +105,15 @@ def test_sequences_that_share_nothing_are_one_call_of_flash_attention(
             i = torch.arange(b - a)
             seen = (i[None, :] <= i[:, None]) & ((i[:, None] - i[None, :] <= back) | (back < 0))
             part = torch.nn.functional.scaled_dot_product_attention(
-                q, k, v, attn_mask=seen, scale=options["scale"], enable_gqa=options["enable_gqa"]
+                q, k, v, attn_mask=seen, scale=options["scale"], enable_gqa=enable_gqa
             )
             out.append(part.transpose(0, 1))
         return torch.cat(out)
 
-    monkeypatch.setattr(varlen, "varlen_attn", by_definition)
+    def without_groups(*heads_and_lengths: Any, **options: Any) -> Tensor:
+        return by_definition(*heads_and_lengths, enable_gqa=False, **options)
+
+    monkeypatch.setattr(varlen, "varlen_attn", by_definition if takes_groups else without_groups)
     tree = Tree(np.array([5] * 5 + [6] + [40] * 34, np.int32), np.array([*range(5), 0, *range(34)], np.int32))
     q, k, v = heads(tree)
     found = flex.sequences(q, k, v, tree, window, 0.3)

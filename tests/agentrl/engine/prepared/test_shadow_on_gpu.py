@@ -6,7 +6,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from agentrl.engine.prepared.shadow_model import Shadow, fingerprint
+from agentrl.engine.control.preparation import SHADOW_MEMORY
+from agentrl.engine.prepared.shadow_memory import FREE_SHARE, make_shadow
+from agentrl.engine.prepared.shadow_model import fingerprint
 
 pytestmark = pytest.mark.gpu
 ROWS, WIDTH, LAYERS = 8, 1024, 8
@@ -48,8 +50,12 @@ def captured(model: nn.Module, ids: Tensor) -> tuple[torch.cuda.CUDAGraph, Tenso
     return graph, output
 
 
+@pytest.mark.parametrize("where", ["gpu", "host"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
-def test_a_graph_computes_with_the_exchanged_weights(dtype: torch.dtype) -> None:
+def test_a_graph_computes_with_the_exchanged_weights(
+    dtype: torch.dtype, where: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(SHADOW_MEMORY, where)
     torch.manual_seed(0)
     versions = [Tied().to("cuda", dtype) for _ in range(3)]
     ids = torch.arange(ROWS, device="cuda")
@@ -59,11 +65,11 @@ def test_a_graph_computes_with_the_exchanged_weights(dtype: torch.dtype) -> None
         addresses = [parameter.data_ptr() for parameter in live.parameters()]
         graph, output = captured(live, ids)
         before = fingerprint(live, no_rest)
-        shadow: Shadow[Tied] = Shadow(live, pinned=True)
+        shadow = make_shadow(live, torch.device("cuda"))
         for version, logits in zip(versions[1:], expected[1:], strict=True):
             shadow.refresh(no_rest)
             for parameter, loaded in zip(shadow.model.parameters(), version.parameters(), strict=True):
-                assert parameter.is_pinned()
+                assert parameter.is_pinned() if where == "host" else parameter.is_cuda
                 parameter.copy_(loaded)
             shadow.check(no_rest)
             graph.replay()
@@ -74,3 +80,18 @@ def test_a_graph_computes_with_the_exchanged_weights(dtype: torch.dtype) -> None
         assert [parameter.data_ptr() for parameter in live.parameters()] == addresses
         assert fingerprint(live, no_rest) != before
         assert live.head.weight is live.embed.weight
+
+
+def test_a_shadow_that_does_not_fit_is_in_host_memory_or_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    live, device = nn.Linear(1 << 14, 1 << 12, bias=False, device="cuda"), torch.device("cuda")
+    free, total = torch.cuda.mem_get_info()
+    taken = torch.empty(int(free - live.weight.nbytes / FREE_SHARE + (64 << 20)), dtype=torch.uint8, device=device)
+    monkeypatch.setenv(SHADOW_MEMORY, "auto")
+    assert make_shadow(live, device).model.weight.is_pinned()
+    monkeypatch.setenv(SHADOW_MEMORY, "gpu")
+    fits = make_shadow(live, device)
+    assert fits.model.weight.is_cuda
+    more = torch.empty(torch.cuda.mem_get_info()[0] - (64 << 20), dtype=torch.uint8, device=device)
+    with pytest.raises(RuntimeError, match=r"publish\.shadow: gpu, but the weights need 0\.3 GB more"):
+        make_shadow(live, device)
+    assert len(taken) + len(more) < total

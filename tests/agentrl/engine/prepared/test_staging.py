@@ -33,7 +33,8 @@ class Script:
         self.writes_to: Any = None
         self.threads = 0
 
-    def load(self, model: Any, tensors: Iterator[tuple[str, Tensor]]) -> None:
+    def load(self, model: Any, tensors: Iterator[tuple[str, Tensor]], device: torch.device) -> None:
+        assert device.type == "cpu"
         self.threads = torch.get_num_threads()
         for _, tensor in tensors:
             (self.writes_to or model).weight.data.copy_(tensor)
@@ -43,7 +44,7 @@ class Script:
                 raise self.error
 
     def staging(self) -> Staging:
-        return Staging(self.model, self.load, digest, on_gpu=False)
+        return Staging(self.model, self.load, digest, torch.device("cpu"))
 
 
 @pytest.fixture
