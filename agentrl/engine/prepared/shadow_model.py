@@ -73,7 +73,7 @@ class Shadow(Generic[Live]):
         self._exchanged = list(groups.values())
 
     def exchange(self) -> None:
-        """Make the loaded values those in use. Takes about a millisecond.
+        """Make the loaded values those in use. Takes about a millisecond, or a copy from host memory to the GPU.
 
         Values are copied on a GPU, whose graphs hold addresses, and where something outside the model refers to a
         storage.
