@@ -9,7 +9,8 @@ from pydantic import Field, model_validator
 
 from agentrl.configs.engine_config import EngineConfig
 from agentrl.configs.episodes.reward_config import RewardConfig
-from agentrl.configs.episodes.task_sources import Tasks
+from agentrl.configs.episodes.task_sources import Tasks, sources_of
+from agentrl.configs.episodes.teachers import UPSTREAM, teachers_of
 from agentrl.configs.evaluation_config import EvalConfig
 from agentrl.configs.metrics_config import MetricsConfig
 from agentrl.configs.proxy_config import ProxyConfig
@@ -19,6 +20,7 @@ from agentrl.configs.rollout_config import RolloutConfig
 from agentrl.configs.section import NonNegative, Positive, Section
 from agentrl.configs.slurm_config import SlurmConfig
 from agentrl.configs.trainer_config import TrainerConfig
+from agentrl.errors import did_you_mean
 
 
 class RunConfig(Section):
@@ -141,6 +143,26 @@ class RunConfig(Section):
             )
         if lag and self.trainer.lora.publish == "adapter" and self.trainer.lora.rank:
             raise ValueError("publish.lag: needs whole weights; an adapter changes without a pause: set it to 0")
+        return self
+
+    @model_validator(mode="after")
+    def _teachers_are_known(self) -> RunConfig:
+        teacher, upstreams = self.trainer.teacher, self.proxy.upstreams
+        for one in teachers_of(teacher):
+            name = one.removeprefix(UPSTREAM)
+            if name != one and name not in upstreams:
+                raise ValueError(
+                    f"trainer.teacher: no upstream {name!r} in proxy.upstreams{did_you_mean(name, upstreams)}"
+                )
+        if isinstance(teacher, dict):
+            known = [source.label for source in sources_of(self.tasks)]
+            if not known:
+                raise ValueError("trainer.teacher: a teacher for each source needs `tasks`, whose sources it names")
+            for source in teacher:
+                if source not in known:
+                    raise ValueError(
+                        f"trainer.teacher: no source {source!r} in tasks{did_you_mean(source, known)}"
+                    )
         return self
 
     @model_validator(mode="after")

@@ -26,6 +26,7 @@ class Lesson:
     temperatures_P: Tensor
     divergence: str
     top_k: int | None
+    own_Q: Tensor | None = None  # int64, the policy's prediction of each of these; None: the same ones
 
     def divergence_of(self, hidden_PH: Tensor, weight_VH: Tensor, temperatures_P: Tensor) -> Tensor:
         """(P,) the divergence of the policy's distributions, with a gradient by its hidden states and its head."""

@@ -66,8 +66,7 @@ def test_a_teacher_that_reads_other_batches_is_refused(
     config = TrainerConfig(algorithm={"distill_coef": 1.0}, teacher=str(other))
     monkeypatch.setattr("agentrl.trainer.models.run_models.resolve_model", Path)
     monkeypatch.setattr("agentrl.trainer.models.run_models.check_same_tokens", lambda *_: None)
-    teacher = make_models(tiny_model, config, world).teacher
-    assert teacher is not None
+    (teacher,) = make_models(tiny_model, config, world).teachers.values()
     assert teacher.lm.config.hidden_size == 16
     monkeypatch.setattr(mechanisms, "unpackable", lambda lm: "a test" if lm.config.hidden_size == 16 else "")
     with pytest.raises(UserError, match=r"trainer\.teacher: .* read batches in different ways: a test"):
