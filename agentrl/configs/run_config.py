@@ -10,7 +10,7 @@ from pydantic import Field, model_validator
 from agentrl.configs.engine_config import EngineConfig
 from agentrl.configs.episodes.reward_config import RewardConfig
 from agentrl.configs.episodes.task_sources import Tasks, sources_of
-from agentrl.configs.episodes.teachers import UPSTREAM, teachers_of
+from agentrl.configs.episodes.teachers import UPSTREAM, is_server, teachers_of
 from agentrl.configs.evaluation_config import EvalConfig
 from agentrl.configs.metrics_config import MetricsConfig
 from agentrl.configs.proxy_config import ProxyConfig
@@ -154,15 +154,20 @@ class RunConfig(Section):
                 raise ValueError(
                     f"trainer.teacher: no upstream {name!r} in proxy.upstreams{did_you_mean(name, upstreams)}"
                 )
+        heat = self.rollout.sampling.temperature
+        asked = next((one for one in teachers_of(teacher) if is_server(one)), None)
+        if asked is not None and heat not in (None, 1):
+            raise ValueError(
+                f"trainer.teacher: {asked} is a server, which scores at temperature 1 only: set "
+                f"rollout.sampling.temperature to 1, not {heat:g}"
+            )
         if isinstance(teacher, dict):
             known = [source.label for source in sources_of(self.tasks)]
             if not known:
                 raise ValueError("trainer.teacher: a teacher for each source needs `tasks`, whose sources it names")
             for source in teacher:
                 if source not in known:
-                    raise ValueError(
-                        f"trainer.teacher: no source {source!r} in tasks{did_you_mean(source, known)}"
-                    )
+                    raise ValueError(f"trainer.teacher: no source {source!r} in tasks{did_you_mean(source, known)}")
         return self
 
     @model_validator(mode="after")
