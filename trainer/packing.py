@@ -35,6 +35,18 @@ class Taught:
 
 
 @dataclass(frozen=True, slots=True)
+class Likeliest:
+    """The likeliest tokens at each place of a trajectory, as the engine recorded them; ids below 0 where it did not.
+
+    `temperatures` are those of the recorded distributions. K: the most that a place has.
+    """
+
+    ids: Int32  # (T, K)
+    logprobs: Float32  # (T, K)
+    temperatures: Float32  # (T,)
+
+
+@dataclass(frozen=True, slots=True)
 class Sample:
     """A trajectory with the advantage of each token, and with the models' logprobs and values from before the step."""
 
@@ -46,6 +58,7 @@ class Sample:
     targets: Float32 | None = None  # (T,) targets of the critic
     teacher: Float32 | None = None  # (T,) logprobs of the teacher; NaN where it teaches nothing
     taught: Taught | None = None  # where a teacher's distributions are in the loss
+    likeliest: Likeliest | None = None  # with which the policy is compared
     measured: bool = field(default=False, kw_only=True)  # the update also measures its masked outputs
 
     def __post_init__(self) -> None:
@@ -91,6 +104,21 @@ class Reading:
 
 
 @dataclass(slots=True)
+class LikelyTokens:
+    """The recorded distributions of a microbatch's loss tokens. Q: loss tokens that have one."""
+
+    at_Q: Tensor  # int64, the loss token
+    own_Q: Tensor  # int64, its prediction
+    temperatures_Q: Tensor  # float32
+    ids_QK: Tensor  # int64, below 0: fills up the row
+    logprobs_QK: Tensor  # float32
+
+    def to(self, device: torch.device) -> LikelyTokens:
+        """The same on `device`."""
+        return LikelyTokens(*(on_device(getattr(self, name), device) for name in self.__slots__))
+
+
+@dataclass(slots=True)
 class Microbatch:
     """One forward pass."""
 
@@ -121,6 +149,7 @@ class Microbatch:
     teacher_S: Tensor | None = field(default=None)  # float32, where teachers' logprobs are in the advantages
     teacher: str | None = field(default=None)  # whose distributions are in the loss
     reading: Reading | None = field(default=None)  # where this teacher reads other prompts
+    likely: LikelyTokens | None = field(default=None)  # where samples have recorded distributions
     keep_S: Tensor | None = field(default=None)  # bool, as the next two: set where an algorithm chooses tokens
     counts_S: Tensor | None = field(default=None)
     far_S: Tensor | None = field(default=None)
@@ -133,8 +162,8 @@ class Microbatch:
             n: on_device(value, device) for n in self.__slots__ if isinstance(value := getattr(self, n), Tensor)
         }
         masked, routes = self.masked and self.masked.to(device), self.routes and self.routes.to(device)
-        reading = self.reading and self.reading.to(device)
-        return replace(self, **moved, tree=self.tree.to(device), masked=masked, routes=routes, reading=reading)
+        parts = {"masked": masked, "routes": routes, "reading": self.reading and self.reading.to(device)}
+        return replace(self, **moved, tree=self.tree.to(device), **parts, likely=self.likely and self.likely.to(device))
 
 
 def make_units(samples: Iterable[Sample], budget: int) -> list[Unit]:
@@ -274,6 +303,7 @@ def microbatch(tree: PrefixTree, samples: Sequence[Sample], *, unpacked: bool) -
         targets_S=known("targets"),
         teacher_S=known("teacher"),
         masked=masked,
+        likely=_likely(samples, masks, places[:tokens]),
         routes=node_routes(len(tree), tree.paths, [s.tokens.routed for s in samples]),
     )
 
@@ -290,6 +320,26 @@ def reading_of(own: Microbatch, samples: Sequence[Sample], passes: int = 0) -> R
     keys_Q, pairs_S = np.unique(keys_S, return_inverse=True)
     parts = (keys_Q // width, keys_Q % width, pairs_S.reshape(-1))
     return Reading(theirs, *(torch.from_numpy(part.astype(np.int64)) for part in parts))
+
+
+def _likely(samples: Sequence[Sample], masks: Sequence[Places], predictions_S: Places) -> LikelyTokens | None:
+    """The recorded distributions at the loss tokens; None where no sample has any."""
+    width = max((s.likeliest.ids.shape[1] for s in samples if s.likeliest is not None), default=0)
+    if not width:
+        return None
+    ids_SK = np.full((len(predictions_S), width), -1, np.int64)
+    logprobs_SK = np.zeros((len(predictions_S), width), np.float32)
+    heat_S, end = np.ones(len(predictions_S), np.float32), 0
+    for s, where in zip(samples, masks, strict=True):
+        here, end = slice(end, end + len(where)), end + len(where)
+        if s.likeliest is not None:
+            ids_SK[here, : s.likeliest.ids.shape[1]] = s.likeliest.ids[where]
+            logprobs_SK[here, : s.likeliest.ids.shape[1]] = s.likeliest.logprobs[where]
+            heat_S[here] = s.likeliest.temperatures[where]
+    (at_Q,) = np.nonzero((ids_SK >= 0).any(1))
+    heat_Q = np.where(heat_S[at_Q] < GREEDY_BELOW, np.float32(1), heat_S[at_Q])
+    found = (at_Q, predictions_S[at_Q].astype(np.int64), heat_Q, ids_SK[at_Q], logprobs_SK[at_Q])
+    return LikelyTokens(*map(torch.from_numpy, found))
 
 
 def _rows(of_S: np.ndarray[Any, Any]) -> int:

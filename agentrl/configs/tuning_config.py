@@ -118,7 +118,20 @@ class SftConfig(TuningConfig):
 
     method: Literal["sft"] = "sft"
     """The command that this file is for."""
+    loss: Literal["cross_entropy", "forward_kl"] = "cross_entropy"
+    """`cross_entropy`: −log π of each trained token; `forward_kl`: KL(q ‖ π) where the likeliest tokens of q, the model
+    that sampled, were recorded (`rollout.top_logprobs`), and cross-entropy elsewhere ([distillation from a
+    run](tuning.md#distillation-from-a-run)).
+    """
     data: SftDataConfig
+
+    @model_validator(mode="after")
+    def _distributions_are_recorded(self) -> Self:
+        if self.loss == "forward_kl" and self.data.run is None:
+            raise ValueError("loss: forward_kl needs data.run: a file has no distributions")
+        if self.loss == "forward_kl" and self.resources.trainer.context > 1:
+            raise ValueError("loss: forward_kl is not possible with resources.trainer.context above 1")
+        return self
 
 
 class PairConfig(TuningConfig):

@@ -8,14 +8,16 @@ from pathlib import Path
 from agentrl.errors import ModelFolderError
 
 
-def check_same_tokens(student: Path, teacher: Path) -> None:
-    """Raise ModelFolderError, with the first difference, when two folders' tokenizers give a token different ids."""
+def check_same_tokens(student: Path, teacher: Path, field: str = "trainer.teacher") -> None:
+    """Raise ModelFolderError with the `field` of the configuration, and the first difference, when two folders'
+    tokenizers give a token different ids.
+    """
     own, other = vocabulary(student), vocabulary(teacher)
     for token, id_ in sorted(own.items(), key=lambda item: item[1]):
         if other.get(token) != id_:
             has = f"the id {other[token]}" if token in other else "no id"
             raise ModelFolderError(
-                f"trainer.teacher: {teacher} has another tokenizer than {student}: {token!r} has the id {id_} here and "
+                f"{field}: {teacher} has another tokenizer than {student}: {token!r} has the id {id_} here and "
                 f"{has} there; distillation compares token by token, so choose a teacher of the same family"
             )
 

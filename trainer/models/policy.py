@@ -25,7 +25,7 @@ from agentrl.trainer.masked_outputs import MaskedOutputs, Places
 from agentrl.trainer.metrics.flops import PassCounts
 from agentrl.trainer.models import mechanisms
 from agentrl.trainer.models.head import token_logprobs
-from agentrl.trainer.models.teacher import Lesson
+from agentrl.trainer.models.teacher import AnyLesson, Lesson, divergence_from
 from agentrl.trainer.models.tensor_naming import Names
 from agentrl.trainer.packing import UNPACKED, Microbatch
 from agentrl.trainer.parallel.context_parallel import Compute, Share
@@ -168,11 +168,11 @@ class Policy(Body):
         batch: Microbatch,
         entropy_gradient: bool = False,
         masked: MaskedOutputs | None = None,
-        lesson: Lesson | None = None,
+        lesson: AnyLesson | None = None,
     ) -> tuple[Tensor, ...]:
         """(P,) logprobs at the recorded temperature and (P,) entropies of the microbatch's predictions; with `masked`
         (P + E,): those that only its tokens need follow, without a gradient. With a `lesson` also the divergence from
-        the teacher's distributions, (P,), or as many as it has.
+        its distributions, (P,), or as many as it has.
         """
         self.count(batch, len(batch.sources_P) + (len(masked.sources_E) if masked else 0))
         hidden = self.hidden(batch)
@@ -182,8 +182,10 @@ class Policy(Body):
         if lesson is not None:
             head, rows = self.lm.get_output_embeddings().weight, lesson.own_Q
             hidden_PH, temperatures_P = hidden[batch.sources_P], batch.temperatures_P / self.scale
-            own = (hidden_PH, temperatures_P) if rows is None else (hidden_PH[rows], temperatures_P[rows])
-            divergence = [lesson.divergence_of(own[0], head, own[1])]
+            if rows is not None:
+                hidden_PH, temperatures_P = hidden_PH[rows], temperatures_P[rows]
+            heat_P = temperatures_P if lesson.heat_P is None else lesson.heat_P / self.scale
+            divergence = [divergence_from(lesson, hidden_PH, head, heat_P)]
         if masked is None or not len(masked.sources_E):
             return logprobs_P, entropy_P, *divergence
         with torch.no_grad():

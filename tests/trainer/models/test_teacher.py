@@ -14,7 +14,7 @@ from agentrl.errors import UserError
 from agentrl.trainer.distributed import World
 from agentrl.trainer.models import head, mechanisms
 from agentrl.trainer.models.run_models import make_models
-from agentrl.trainer.models.teacher import Lesson
+from agentrl.trainer.models.teacher import Lesson, divergence_from
 
 TEMPERATURES = torch.linspace(0.6, 1.4, 10)
 
@@ -43,7 +43,7 @@ def test_the_divergence_equals_that_of_whole_logits(
     upstream = torch.randn(10)
     hidden.requires_grad_()
     lesson = Lesson(teacher_hidden, teacher_weight, TEMPERATURES, "reverse", top_k)
-    found = lesson.divergence_of(hidden, weight, TEMPERATURES)
+    found = divergence_from(lesson, hidden, weight, TEMPERATURES)
     (found * upstream).sum().backward()
 
     exact_hidden, exact_weight = (x.detach().double().requires_grad_() for x in (hidden, weight))
