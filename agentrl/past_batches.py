@@ -274,9 +274,9 @@ def _taught(conn: Connection, step: Row[Any], batch: Batch) -> dict[str, tuple[F
         rows = facts[t.trajectory_id].trained if t.trajectory_id in facts else None
         if rows is None or np.isnan(rows[FACTS.index("logprob_before")]).any():
             raise UserError(
-                f"step {step.step} was trained with a teacher, whose outputs for trajectory {t.trajectory_id} are not in "
-                "the store: the facts of its tokens were left out (trainer.token_facts), removed, or are of an earlier "
-                "release"
+                f"step {step.step} was trained with a teacher, whose outputs for trajectory {t.trajectory_id} are not "
+                "in the store: the facts of its tokens were left out (trainer.token_facts), removed, or are of an "
+                "earlier release"
             )
         both = np.zeros((2, t.length), np.float32)
         both[:, t.loss_mask] = rows[[FACTS.index("logprob_before"), FACTS.index("teacher_logprob")]]

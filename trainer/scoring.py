@@ -201,7 +201,9 @@ def _of_teachers(
         )
         for i, own in zip(mine, scores, strict=True):
             if np.isnan(own).any():
-                raise NonFiniteError(f"trainer.teacher: {name} scored trajectory {trajectories[i].trajectory_id} with NaN")
+                raise NonFiniteError(
+                    f"trainer.teacher: {name} scored trajectory {trajectories[i].trajectory_id} with NaN"
+                )
             found[i] = np.where(trajectories[i].loss_mask, moved(own, trajectories[i]), np.float32(0))
     return found
 

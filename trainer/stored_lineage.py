@@ -42,8 +42,8 @@ class StoredLineage(Lineage):
     """One trainer epoch of one run, in the store.
 
     `check` and the methods that change the run's steps raise FencedError once a newer trainer has started:
-    `reconcile`, `wait_for_batch` (it leases groups), `refuse`, `keep_teacher_logprobs`, `complete`, `remade`, `checkpointed`, `stored`, `fail`
-    and `finish`. Reading and `record` still work.
+    `reconcile`, `wait_for_batch` (it leases groups), `refuse`, `keep_teacher_logprobs`, `complete`, `remade`,
+    `checkpointed`, `stored`, `fail` and `finish`. Reading and `record` still work.
     """
 
     def __init__(self, database: Database, run_id: str, epoch: int, config: RunConfig) -> None:

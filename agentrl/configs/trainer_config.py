@@ -229,10 +229,10 @@ class TrainerConfig(UpdateConfig):
     replace the base model's; null: the base model.
     """
     teacher: Teachers | None = None
-    """Teacher of `distill_coef`, with the tokenizer of `model`: a model folder or the name of a built-in model, which is
-    loaded beside the policy; `policy`, the policy itself (with `teacher_prompt`); the URL of an SGLang server, or
-    `upstream:NAME` for one of `proxy.upstreams`. Or a teacher for each source of `tasks`, as `SOURCE: TEACHER`; tasks of
-    other sources are not distilled.
+    """Teacher of `distill_coef`, with the tokenizer of `model`: a model folder or the name of a built-in model, which
+    is loaded beside the policy; `policy`, the policy itself (with `teacher_prompt`); the URL of an SGLang server, or
+    `upstream:NAME` for one of `proxy.upstreams`. Or a teacher for each source of `tasks`, as `SOURCE: TEACHER`; tasks
+    of other sources are not distilled.
     """
     teacher_prompt: Annotated[str, Field(min_length=1, max_length=1000)] | None = None
     """What the teacher reads in place of a trajectory's first prompt ([privileged
@@ -297,8 +297,8 @@ class TrainerConfig(UpdateConfig):
         asked = next((teacher for teacher in teachers if is_server(teacher)), None)
         if asked is not None and self.algorithm.compares_vocabularies:
             raise ValueError(
-                f"teacher: {asked} is a server, which scores sampled tokens only: algorithm.distill: full needs a model "
-                "that the trainer loads"
+                f"teacher: {asked} is a server, which scores sampled tokens only: algorithm.distill: full needs a "
+                "model that the trainer loads"
             )
         return self
 

@@ -16,9 +16,7 @@ def upgrade() -> None:
         sa.Column("teacher", sa.String(length=1000), nullable=False),
         sa.Column("tokens", sa.Integer(), nullable=False),
         sa.Column("data", sa.LargeBinary(), nullable=False),
-        sa.ForeignKeyConstraint(
-            ["trajectory_id"], ["trajectories.id"], name=op.f("fk_teacher_logprobs_trajectory_id")
-        ),
+        sa.ForeignKeyConstraint(["trajectory_id"], ["trajectories.id"], name=op.f("fk_teacher_logprobs_trajectory_id")),
         sa.PrimaryKeyConstraint("trajectory_id", "teacher", name=op.f("pk_teacher_logprobs")),
     )
 

@@ -36,9 +36,7 @@ def kl_divergence(logprobs_S: Tensor, reference_S: Tensor, estimator: Estimator)
     assert_never(estimator)
 
 
-def taught_advantages(
-    advantages_T: Float32, logprobs_T: Float32, teacher_T: Float32, algorithm: Algorithm
-) -> Float32:
+def taught_advantages(advantages_T: Float32, logprobs_T: Float32, teacher_T: Float32, algorithm: Algorithm) -> Float32:
     """(T,) A − c (log π − log π_teacher): the reverse KL divergence of each token as its own cost, not that of later
     tokens. A itself where the teacher's logprob is NaN, and where both logprobs are 0.
 

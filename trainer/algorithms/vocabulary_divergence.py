@@ -51,7 +51,7 @@ def recorded_kl(logits_CV: Tensor, ids_CK: Tensor, log_q_CK: Tensor) -> tuple[Te
     ∂D/∂z_v = p_v − q_v of a known token, p_v (1 − q_r / p_r) of another one. It is at most the divergence over the
     vocabulary (data processing), and 0 only where p has the teacher's probabilities of the known tokens. Divided by
     their sum instead, q claims that other tokens are impossible: a biased target ("Sparse Logit Sampling", arXiv
-    2503.16870, section 3); compared only among themselves, p may give all others any probability. The tail as one token
+    2503.16870); compared only among themselves, p may give all others any probability. The tail as one token
     is that of SDPO, arXiv 2601.20802.
     """
     size = logits_CV.shape[1]

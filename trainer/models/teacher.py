@@ -16,10 +16,9 @@ from agentrl.trainer.algorithms.vocabulary_divergence import DIVERGENCES, Diverg
 from agentrl.trainer.models.head import chunk_of, chunks, head_of, logits_of
 from agentrl.trainer.models.onednn import add_weight_gradient, linear
 
-
 Measure = Callable[[slice, Tensor], tuple[Tensor, Tensor]]
-"""(which predictions, the policy's logits / temperature there (C, V)) → the divergence (C,), and its derivatives by these
-logits (C, V).
+"""(which predictions, the policy's logits / temperature there (C, V)) → the divergence (C,), and its derivatives by
+these logits (C, V).
 """
 
 

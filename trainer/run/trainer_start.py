@@ -53,7 +53,9 @@ def resolved(
     teachers = [shape_in(resolve_model(one)) for one in named if is_folder(one)]
     settings: Json = {
         "dtype": dtype,
-        "tokens_per_microbatch": microbatch_tokens(config, dtype, shape_in(base_model), device, [s for s in teachers if s]),
+        "tokens_per_microbatch": microbatch_tokens(
+            config, dtype, shape_in(base_model), device, [s for s in teachers if s]
+        ),
     }
     return config.model_copy(update=world.share(settings))
 

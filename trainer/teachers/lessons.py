@@ -2,7 +2,7 @@
 
     group ─► its source of tasks ─► teacher ─┬─ none: not taught
                                              └─ what it reads: the trajectory, or the same after another prompt
-                                                  └─► its logprobs: of a model in the trainer (scoring.py), or of a server
+                                                  └─► its logprobs: of a model (scoring.py), or of a server
 
 T: tokens of a trajectory, T': tokens that the teacher reads.
 """
@@ -68,8 +68,8 @@ def not_taught(one: TrajectoryTokens) -> Float32:
 
 
 def moved(scores: Float32, one: TrajectoryTokens) -> Float32:
-    """(T,) what a teacher made of (T',) tokens that it read, at the trajectory's tokens; 0 before the first sampled one,
-    from which on both are equal.
+    """(T,) what a teacher made of (T',) tokens that it read, at the trajectory's tokens; 0 before the first sampled
+    one, from which on both are equal.
     """
     first = first_sampled(one)
     found = np.zeros(one.length, np.float32)

@@ -59,8 +59,8 @@ class TeacherPrompts:
         """The teacher's prompt in place of `prompt`."""
         if not recorded.messages:
             raise UserError(
-                f"{FIELD}: the first call {recorded.call_id} of trajectory {trajectory_id} has no messages (it is a text "
-                "completion, or imported); a prompt for the teacher is written from messages"
+                f"{FIELD}: the first call {recorded.call_id} of trajectory {trajectory_id} has no messages (it is a "
+                "text completion, or imported); a prompt for the teacher is written from messages"
             )
         messages = self._write(recorded.task, list(recorded.messages))
         if messages is None:

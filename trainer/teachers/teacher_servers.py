@@ -154,7 +154,7 @@ def check_temperature(teacher: str, one: TrajectoryTokens) -> None:
     if len(other):
         raise UserError(
             f"trainer.teacher: trajectory {one.trajectory_id} was sampled at temperature {other[0]:g}, and {teacher} "
-            "scores at temperature 1 only: sample at 1 (rollout.sampling.temperature), or load the teacher in the trainer"
+            "scores at temperature 1 only: sample at 1 (rollout.sampling.temperature), or give a model folder"
         )
 
 

@@ -58,8 +58,8 @@ def _from_run(config: AnyConfig, model: Path) -> list[Item]:
         database.close()
     if compares and not known:
         raise UserError(
-            f"loss: forward_kl: run {where.name!r} has recorded no distributions: record them with rollout.top_logprobs, "
-            "or use cross_entropy"
+            f"loss: forward_kl: run {where.name!r} has recorded no distributions: record them with "
+            "rollout.top_logprobs, or use cross_entropy"
         )
     if isinstance(data, PairDataConfig):
         return recorded.pairs(found, data)

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 from pydantic import BeforeValidator, Field
 
 from agentrl.configs.episodes.task_sources import LONGEST_NAME, MAX_SOURCES
-from agentrl.configs.section import Positive, Seconds, Section, plain_address
+from agentrl.configs.section import Seconds, Section, plain_address
 
 POLICY = "policy"
 """The teacher that is the policy itself, with its present weights."""

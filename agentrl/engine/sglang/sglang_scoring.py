@@ -81,4 +81,3 @@ class SGLangScoring(ControlRequests):
 
 NO_TEXT = 0
 """SGLang answers this id for the last id of its vocabulary, whose text it does not look up."""
-

@@ -171,7 +171,7 @@ def verls() -> Callable[..., dict[str, Tensor]]:
 
 @pytest.mark.parametrize("seed", range(3))
 def test_verls_divergence_of_the_likeliest_tokens_is_ours_without_the_others(seed: int) -> None:
-    own, ids, known, log_q = recorded(seed, 1)
+    own, ids, known, _ = recorded(seed, 1)
     theirs = verls()(
         own.detach().float()[None],
         torch.nested.as_nested_tensor([known.float()], layout=torch.jagged),

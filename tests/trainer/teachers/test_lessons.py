@@ -117,9 +117,7 @@ def test_a_teacher_reads_only_what_it_teaches(tiny_model: Path, teachers: tuple[
         assert alone.teachers[name].counted.taken() == counts[name]
 
 
-def test_one_model_of_several_sources_is_loaded_once(
-    tiny_model: Path, teachers: tuple[str, str], world: World
-) -> None:
+def test_one_model_of_several_sources_is_loaded_once(tiny_model: Path, teachers: tuple[str, str], world: World) -> None:
     config = TrainerConfig(algorithm={"distill_coef": 0.5}, teacher={"a": teachers[0], "b": teachers[0]})
     assert list(make_models(tiny_model, config, world).teachers) == [teachers[0]]
 
@@ -139,7 +137,13 @@ DIVERGENCES = {
 @pytest.mark.parametrize("kind", ["sources", "hinted", "policy"])
 @pytest.mark.parametrize(("divergence", "top_k"), [("reverse", None), ("forward", 7)])
 def test_the_gradient_of_full_distillation_is_that_of_separate_sequences(
-    tiny_model: Path, teachers: tuple[str, str], world: World, kind: str, divergence: str, top_k: int | None, budget: int
+    tiny_model: Path,
+    teachers: tuple[str, str],
+    world: World,
+    kind: str,
+    divergence: str,
+    top_k: int | None,
+    budget: int,
 ) -> None:
     batch = trajectories()
     by_source = {"sums": teachers[0], "words": "policy" if kind == "policy" else teachers[1]}
@@ -217,9 +221,7 @@ def test_a_prompt_changes_no_token_from_the_first_sampled_one_on() -> None:
         np.testing.assert_array_equal(back[first:], scores[len(prompt) :])
 
 
-def test_a_teacher_that_scores_nan_is_an_error(
-    tiny_model: Path, teachers: tuple[str, str], world: World
-) -> None:
+def test_a_teacher_that_scores_nan_is_an_error(tiny_model: Path, teachers: tuple[str, str], world: World) -> None:
     config = TrainerConfig(algorithm={"distill_coef": 1.0}, teacher="http://t")
     models = make_models(tiny_model, config, world)
     assert not models.teachers

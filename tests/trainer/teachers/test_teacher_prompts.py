@@ -76,7 +76,9 @@ def test_a_field_of_the_task_follows_the_last_user_message(chats: Callable[..., 
     assert count == 2
 
 
-def test_a_function_gets_the_task_and_the_messages(chats: Callable[..., Chats], monkeypatch: Any, tmp_path: Path) -> None:
+def test_a_function_gets_the_task_and_the_messages(
+    chats: Callable[..., Chats], monkeypatch: Any, tmp_path: Path
+) -> None:
     (tmp_path / "hints_of_a_test.py").write_text(
         "def hints(task, messages):\n"
         "    assert [m['role'] for m in messages] == ['system', 'user'] and messages[1]['content'] == task['word']\n"
@@ -130,7 +132,7 @@ def test_a_prompt_with_unknown_options_is_refused_by_name(chats: Callable[..., C
 @pytest.mark.parametrize("hint", [{"a": 1}, 3])
 def test_a_field_that_holds_no_text_is_refused_by_name(chats: Callable[..., Chats], hint: Any) -> None:
     setup = chats([{"word": "abcd", "hint": hint}, {"word": "efgh", "hint": ""}])
-    with pytest.raises(UserError, match="the field 'hint' of a task holds (dict|int), not a text"):
+    with pytest.raises(UserError, match=r"the field 'hint' of a task holds (dict|int), not a text"):
         TeacherPrompts(with_field("hint"), setup.renderer, setup.database)(leased(setup))
 
 

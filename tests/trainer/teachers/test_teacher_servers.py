@@ -90,7 +90,9 @@ def test_a_server_that_is_busy_is_asked_again(setup: Setup) -> None:
 def test_a_server_that_refuses_or_stays_busy_ends_the_step_with_its_reason(setup: Setup) -> None:
     with FakeEngine() as engine:
         engine.enqueue(Reply(status=400, error="longer than the context"))
-        with pytest.raises(UserError, match=rf"trainer\.teacher: trajectory \w+: {engine.url}: .*longer than the context"):
+        with pytest.raises(
+            UserError, match=rf"trainer\.teacher: trajectory \w+: {engine.url}: .*longer than the context"
+        ):
             setup.train(**taught(engine))
         assert len(engine.requests) == 1
         engine.enqueue(*[Reply(status=503, error="busy")] * 100)
@@ -147,9 +149,7 @@ def test_a_server_with_another_tokenizer_is_refused(setup: Setup, tmp_path: Path
         assert asked == [True] + [False] * 11
     monkeypatch.undo()
     with FakeEngine(model_path=str(other)) as engine:
-        monkeypatch.setattr(
-            teacher_servers, "check_same_tokens", lambda student, folder: real_same(own, folder)
-        )
+        monkeypatch.setattr(teacher_servers, "check_same_tokens", lambda student, folder: real_same(own, folder))
         with pytest.raises(ModelFolderError, match="has another tokenizer"):
             setup.train(**taught(engine))
         assert not engine.requests
@@ -176,7 +176,7 @@ def test_an_upstream_has_its_address_and_key(monkeypatch: pytest.MonkeyPatch) ->
 def test_servers_score_sampled_tokens_at_temperature_1_only() -> None:
     base = {"name": "r", "model": "tiny", "agent": "a:B", "tasks": "t.jsonl"}
     server = {"teacher": "http://h:1", "algorithm": {"distill_coef": 1.0}}
-    with pytest.raises(ValidationError, match="set rollout.sampling.temperature to 1, not 0.7"):
+    with pytest.raises(ValidationError, match=r"set rollout\.sampling\.temperature to 1, not 0\.7"):
         RunConfig(**base, trainer=server, rollout={"sampling": {"temperature": 0.7}})
     with pytest.raises(ValidationError, match="scores sampled tokens only"):
         RunConfig(**base, trainer=server | {"algorithm": {"distill_coef": 1.0, "distill": "full"}})

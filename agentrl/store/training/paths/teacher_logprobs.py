@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-import numpy as np
 from sqlalchemy import Connection, select
 
 from agentrl.domain.schemas import Float32
