@@ -57,8 +57,8 @@ class Sample:
     values: Float32 | None = None  # (T,) values of the critic before the step
     targets: Float32 | None = None  # (T,) targets of the critic
     teacher: Float32 | None = None  # (T,) logprobs of the teacher; NaN where it teaches nothing
-    taught: Taught | None = None  # where a teacher's distributions are in the loss
-    likeliest: Likeliest | None = None  # with which the policy is compared
+    taught: Taught | None = field(default=None, kw_only=True)  # where a teacher's distributions are in the loss
+    likeliest: Likeliest | None = field(default=None, kw_only=True)  # with which the policy is compared
     measured: bool = field(default=False, kw_only=True)  # the update also measures its masked outputs
 
     def __post_init__(self) -> None:
@@ -161,9 +161,13 @@ class Microbatch:
         moved: dict[str, Any] = {
             n: on_device(value, device) for n in self.__slots__ if isinstance(value := getattr(self, n), Tensor)
         }
-        masked, routes = self.masked and self.masked.to(device), self.routes and self.routes.to(device)
-        parts = {"masked": masked, "routes": routes, "reading": self.reading and self.reading.to(device)}
-        return replace(self, **moved, tree=self.tree.to(device), **parts, likely=self.likely and self.likely.to(device))
+        parts: dict[str, Any] = {
+            "masked": self.masked and self.masked.to(device),
+            "routes": self.routes and self.routes.to(device),
+            "reading": self.reading and self.reading.to(device),
+            "likely": self.likely and self.likely.to(device),
+        }
+        return replace(self, **moved, tree=self.tree.to(device), **parts)
 
 
 def make_units(samples: Iterable[Sample], budget: int) -> list[Unit]:

@@ -173,9 +173,11 @@ def _scored(
         advantages = [np.float32(algorithm.reward_weight) * advantages_T for advantages_T in advantages]
     if teacher is not None and logprobs is not None:
         advantages = [taught_advantages(*one, algorithm) for one in zip(advantages, logprobs, teacher, strict=True)]
-    scores = (logprobs, reference, values, targets, teacher, taught if algorithm.compares_vocabularies else None)
+    scores = (logprobs, reference, values, targets, teacher)
+    lessons_of = taught if algorithm.compares_vocabularies else [None] * len(trajectories)
     return [
-        Sample(t, advantages[i], *(found[i] if found else None for found in scores)) for i, t in enumerate(trajectories)
+        Sample(t, advantages[i], *(found[i] if found else None for found in scores), taught=lessons_of[i])
+        for i, t in enumerate(trajectories)
     ]
 
 

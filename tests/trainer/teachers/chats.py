@@ -13,6 +13,7 @@ from proxy_stub import PublishStub
 from run_records import create_run
 from support import save_tiny_model
 
+from agentrl.configs.run_config import RunConfig
 from agentrl.domain.schemas import InteractionStatus, Json, SessionStatus, VersionSpan
 from agentrl.domain.tokens import TokenIds
 from agentrl.models import tiny
@@ -51,8 +52,11 @@ def model_folder(folder: Path, **sizes: int) -> Path:
     return folder
 
 
-class Chats(Setup):
+class Chats(Setup):  # type: ignore[misc]
     """A run of one step of groups of two two-turn conversations; each task has a `word` and perhaps a `hint`."""
+
+    database: Database
+    config: RunConfig
 
     def __init__(self, folder: Path, model: Path, world: Any, tasks: list[Json], **changes: Any) -> None:
         super().__init__(folder, model, world, steps=1)
@@ -96,6 +100,7 @@ def play(
     """
     with database.write() as conn:
         new = group_starts.start_group(conn, run_id, LIMITS, [codec.new_id() for _ in range(2)])
+        assert new.task is not None
         word = new.task["word"]
         for value, session_id in enumerate(new.session_ids):
             prompt = [*([9] * options), *renderer.render(asks(word), None), *opening]

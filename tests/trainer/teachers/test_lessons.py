@@ -174,12 +174,12 @@ def test_the_gradient_of_full_distillation_is_that_of_separate_sequences(
     total, taught, tokens = torch.zeros((), dtype=torch.float64), 0, 0
     for t in batch:
         tokens += int(t.loss_mask.sum())
-        name, hint = by_source.get(SOURCES[t.group_id]), None if kind == "sources" else hint_of(t)
-        if name is None or hint == []:
+        teacher, hint = by_source.get(SOURCES[t.group_id]), None if kind == "sources" else hint_of(t)
+        if teacher is None or hint == []:
             continue
         own = plain_logits(lm, t)
         with torch.no_grad():
-            theirs = plain_logits(known[name], t, hint)
+            theirs = plain_logits(known[teacher], t, hint)
         if top_k is not None:
             kept = theirs.topk(top_k).indices
             own, theirs = own.gather(1, kept), theirs.gather(1, kept)
