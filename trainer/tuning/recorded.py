@@ -14,10 +14,12 @@ import numpy as np
 from agentrl.configs.tuning_config import DataConfig, PairDataConfig, SftDataConfig
 from agentrl.domain.schemas import Json, TrajectoryTokens
 from agentrl.domain.ties import tied
-from agentrl.errors import UserError
+from agentrl.errors import UserError, did_you_mean
 from agentrl.store import Database, runs
 from agentrl.store.exports import likeliest_tokens
 from agentrl.store.training import recorded_paths
+from agentrl.store.training.paths import upstream_answers as upstream_answers_of
+from agentrl.store.training.paths.upstream_answers import UpstreamAnswer
 from agentrl.trainer.packing import Likeliest
 from agentrl.trainer.tuning.items import Item, imitated, pair
 
@@ -42,6 +44,23 @@ def read(database: Database, data: DataConfig) -> list[TrajectoryTokens]:
     for start in range(0, len(ids), PAGE):
         found += database.query(recorded_paths.load_whole, run_id, ids[start : start + PAGE])
     return [t for t in found if t.loss_mask.any()]
+
+
+def upstream_answers(database: Database, data: SftDataConfig) -> list[UpstreamAnswer]:
+    """What the upstream answered. Raises UserError for an unknown run, and for an upstream that answered nothing, with
+    the nearest one that the run has.
+    """
+    assert data.run is not None
+    assert data.upstream is not None
+    run = database.query(runs.by_name, data.run)
+    found = database.query(upstream_answers_of.read, run.id, data.upstream)
+    if not found:
+        known = (run.config.get("proxy") or {}).get("upstreams") or {}
+        raise UserError(
+            f"data.upstream: {data.upstream!r} has answered nothing in completed sessions of run {data.run!r}"
+            f"{did_you_mean(data.upstream, set(known) - {data.upstream})}"
+        )
+    return found
 
 
 def distributions(database: Database, found: Sequence[TrajectoryTokens]) -> dict[str, Likeliest]:

@@ -15,14 +15,17 @@ from agentrl.models.same_tokens import check_same_tokens
 from agentrl.rendering import Renderer, load_renderer
 from agentrl.rendering.templates.model_folder import read_folder
 from agentrl.store import Database
-from agentrl.trainer.tuning import data_files, recorded
+from agentrl.trainer.tuning import data_files, recorded, upstream_items
 from agentrl.trainer.tuning.items import Data, Item, split
 
 
 def load_data(config: AnyConfig, model: Path) -> Data:
     """The items of a configuration, in a fixed order. Raises UserError that names what is wrong with the data."""
     data, notes = config.data, list[str]()
-    read = list(_from_file(config, model) if data.file else _from_run(config, model))
+    if isinstance(data, SftDataConfig) and data.upstream is not None:
+        read: list[Item | None] = [*_from_upstream(config, data, model, notes)]
+    else:
+        read = list(_from_file(config, model) if data.file else _from_run(config, model))
     found = [item for item in read if item is not None]
     if len(found) < len(read):
         notes.append(f"left out {len(read) - len(found)} pairs of two equal answers")
@@ -64,6 +67,17 @@ def _from_run(config: AnyConfig, model: Path) -> list[Item]:
     if isinstance(data, PairDataConfig):
         return recorded.pairs(found, data)
     return recorded.conversations(found, data, known)
+
+
+def _from_upstream(config: AnyConfig, data: SftDataConfig, model: Path, notes: list[str]) -> list[Item]:
+    where = location.locate(data.run, data.database_url, os.environ, config.runs_dir)
+    database = Database(where.database_url)
+    try:
+        database.require_current()
+        found = recorded.upstream_answers(database, data.model_copy(update={"run": where.name}))
+    finally:
+        database.close()
+    return upstream_items.items(load_renderer(model), found, data, notes)
 
 
 def _check_tokens(model: Path, sampled_by: Path) -> None:

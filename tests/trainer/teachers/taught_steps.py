@@ -55,7 +55,9 @@ def reads(batch: Any) -> list[TrajectoryTokens | None]:
 def step(
     case: str, model: Path, teacher: Path, server: str, world: World
 ) -> tuple[dict[str, float], dict[str, Tensor]]:
-    """One step: its metrics, and its whole gradients. `sums` learn from a server or a model, `words` from the policy."""
+    """One step: its metrics, and its whole gradients. `sums` learn from a server or a model, `words` from the policy
+    itself.
+    """
     by_source = {"sums": server if case == "sampled" else str(teacher), "words": "policy"}
     algorithm = {"distill_coef": 0.5, "distill": case, "reward_weight": 0.5}
     config = RunConfig(
