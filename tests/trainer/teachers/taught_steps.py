@@ -19,6 +19,7 @@ from safetensors.torch import save_file
 from support import AGES, VOCABULARY, random_samples
 from torch import Tensor
 
+from agentrl.configs.episodes.task_sources import TaskSource
 from agentrl.configs.run_config import RunConfig
 from agentrl.domain.schemas import TrajectoryTokens
 from agentrl.trainer.distributed import World, full, join_world
@@ -64,7 +65,7 @@ def step(
         name="r",
         model=str(model),
         agent="a:B",
-        tasks=[{"path": f"{name}.jsonl", "name": name} for name in ("sums", "words", "riddles")],
+        tasks=[TaskSource(path=f"{name}.jsonl", name=name) for name in ("sums", "words", "riddles")],
         trainer={
             "algorithm": algorithm,
             "teacher": by_source,
