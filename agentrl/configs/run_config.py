@@ -209,4 +209,12 @@ class RunConfig(Section):
                 "advantage, also those of worse episodes; turn_discount: 1 or credit: trajectory avoids this "
                 "(docs/algorithms.md, Discounted turns)"
             )
+        teacher = self.trainer.teacher
+        if isinstance(teacher, dict) and not algorithm.reward_weight and self.steps:
+            idle = [source.label for source in sources_of(self.tasks) if source.label not in teacher]
+            if idle:
+                found.append(
+                    f"caution: trainer.algorithm.reward_weight 0: nothing is learned from tasks of {', '.join(idle)}, "
+                    "which have no teacher in trainer.teacher (docs/algorithms.md, Teachers of single sources)"
+                )
         return found
