@@ -16,7 +16,7 @@ from agentrl.configs.algorithm import Algorithm
 from agentrl.configs.presets import PRESETS
 from agentrl.configs.proxy_config import MAX_REWARD
 from agentrl.domain.credit import SessionRewards
-from agentrl.domain.schemas import JOINED, Batch, Float32, Json, StepState, TrajectoryTokens
+from agentrl.domain.schemas import FACTS, JOINED, Batch, Float32, Json, StepState, TrajectoryTokens
 from agentrl.domain.selection import StepRange
 from agentrl.errors import UserError, did_you_mean
 from agentrl.store import Connection, Database, Row, runs
@@ -24,9 +24,10 @@ from agentrl.store.exports.columns import ARRAYS, Columns
 from agentrl.store.exports.columns import Row as Record
 from agentrl.store.exports.row_pages import tokens_row
 from agentrl.store.sessions import rescoring_view
-from agentrl.store.training import steps
+from agentrl.store.training import steps, token_facts
 from agentrl.store.training.returns import Rescore
-from agentrl.trainer.algorithms.advantages import turn_advantages
+from agentrl.trainer.algorithms.advantages import token_advantages, turn_advantages
+from agentrl.trainer.algorithms.kl import taught_advantages
 
 ESTIMATORS = [name for name in PRESETS if Algorithm(preset=name).estimator == "returns"]
 """The algorithms whose advantages can be computed from the store alone."""
@@ -42,6 +43,7 @@ COLUMNS: Columns = {
     "group_id": "text",
     **ARRAYS,
     "turn_advantages": "floats",
+    "token_advantages": "floats",
     "return": "float",
     "advantage": "float",
     "old_return": "float",
@@ -99,10 +101,13 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class Recredited:
-    """A batch with recomputed credit: its trajectories with new returns, and the advantages of their turns."""
+    """A batch with recomputed credit: its trajectories with new returns, and the advantages of their turns and tokens.
+    Only those of tokens have a teacher's part.
+    """
 
     trajectories: list[TrajectoryTokens]
     advantages: list[Float32]
+    of_tokens: list[Float32]
     changes: list[Change]
 
     def shift(self) -> Shift:
@@ -170,6 +175,7 @@ def recredit(database: Database, step: Row[Any], batch: Batch, credit: Credit) -
         database.query(_rebatch, step, credit.discount, judge) if judge or credit.discount is not None else batch
     )
     recorded = database.query(_algorithm, step)
+    taught = database.query(_taught, step, batch) if recorded.teaches_tokens else {}
     old = turn_advantages(batch.trajectories, recorded)
     chosen = Algorithm(preset=credit.estimator) if credit.estimator else recorded
     if judge and chosen.normalization == "per_reward":
@@ -177,11 +183,13 @@ def recredit(database: Database, step: Row[Any], batch: Batch, credit: Credit) -
             "--rescore: the advantages (per_reward) compare rewards name by name, and a new score has no name"
         )
     new = turn_advantages(rebatched.trajectories, chosen)
+    then = [_of_tokens(t, a, recorded, taught) for t, a in zip(batch.trajectories, old, strict=True)]
+    now = [_of_tokens(t, a, recorded, taught) for t, a in zip(rebatched.trajectories, new, strict=True)]
     changes = [
         Change(before.trajectory_id, before.episode_return, after.episode_return, _mean(before, a), _mean(after, b))
-        for before, after, a, b in zip(batch.trajectories, rebatched.trajectories, old, new, strict=True)
+        for before, after, a, b in zip(batch.trajectories, rebatched.trajectories, then, now, strict=True)
     ]
-    return Recredited(rebatched.trajectories, new, changes)
+    return Recredited(rebatched.trajectories, new, now, changes)
 
 
 def records(step: Row[Any], credited: Recredited) -> list[Record]:
@@ -191,11 +199,14 @@ def records(step: Row[Any], credited: Recredited) -> list[Record]:
         | {
             "step": step.step,
             "turn_advantages": advantages,
+            "token_advantages": of_tokens,
             "advantage": change.new_advantage,
             "old_return": change.old_return,
             "old_advantage": change.old_advantage,
         }
-        for tokens, advantages, change in zip(credited.trajectories, credited.advantages, credited.changes, strict=True)
+        for tokens, advantages, of_tokens, change in zip(
+            credited.trajectories, credited.advantages, credited.of_tokens, credited.changes, strict=True
+        )
     ]
 
 
@@ -209,7 +220,6 @@ def _algorithm(conn: Connection, step: Row[Any]) -> Algorithm:
     models = {
         "critic": algorithm.needs_critic,
         "reference policy": algorithm.needs_reference and algorithm.kl == "reward",
-        "teacher": algorithm.teaches_tokens,
     }
     for model in (name for name, needed in models.items() if needed):
         raise UserError(f"step {step.step} was trained with a {model}, whose outputs are not in the store")
@@ -252,6 +262,40 @@ def _number(value: Any, most: float) -> float:
     return float(value)
 
 
+def _taught(conn: Connection, step: Row[Any], batch: Batch) -> dict[str, tuple[Float32, Float32]]:
+    """Trajectory → (T,) logprobs of the policy before the step, and of its teacher: NaN where it has none.
+
+    Raises UserError when they were not recorded.
+    """
+    trained = [t for t in batch.trajectories if t.loss_mask.any()]
+    facts = token_facts.of_trajectories(conn, {t.trajectory_id: step.id for t in trained})
+    found: dict[str, tuple[Float32, Float32]] = {}
+    for t in trained:
+        rows = facts[t.trajectory_id].trained if t.trajectory_id in facts else None
+        if rows is None or np.isnan(rows[FACTS.index("logprob_before")]).any():
+            raise UserError(
+                f"step {step.step} was trained with a teacher, whose outputs for trajectory {t.trajectory_id} are not "
+                "in the store: the facts of its tokens were left out (trainer.token_facts), removed, or are of an "
+                "earlier release"
+            )
+        both = np.zeros((2, t.length), np.float32)
+        both[:, t.loss_mask] = rows[[FACTS.index("logprob_before"), FACTS.index("teacher_logprob")]]
+        found[t.trajectory_id] = both[0], both[1]
+    return found
+
+
+def _of_tokens(
+    t: TrajectoryTokens, turns: Float32, algorithm: Algorithm, taught: Mapping[str, tuple[Float32, Float32]]
+) -> Float32:
+    """(T,) the advantages of tokens as the trainer makes them of those of turns, the teacher's part included."""
+    advantages = token_advantages(t, turns)
+    if algorithm.reward_weight != 1:
+        advantages = np.float32(algorithm.reward_weight) * advantages
+    if t.trajectory_id not in taught:
+        return advantages
+    return taught_advantages(advantages, *taught[t.trajectory_id], algorithm)
+
+
 def _mean(tokens: TrajectoryTokens, advantages: Float32) -> float | None:
-    turns = tokens.turn_ids[tokens.loss_mask]
-    return float(advantages[turns].mean()) if len(turns) else None
+    trained = advantages[tokens.loss_mask]
+    return float(trained.mean()) if len(trained) else None

@@ -19,6 +19,7 @@ PARAMETERS = {
     "rollout.accept": ("task", "rewards"),
     "trainer.algorithm.loss": ("tokens", "totals", "algorithm"),
     "trainer.algorithm.advantage": ("trajectories", "algorithm"),
+    "trainer.teacher_prompt": ("task", "messages"),
 }
 """The positional arguments of the function that a key of the configuration names."""
 MOST_FILES = 5000

@@ -182,9 +182,9 @@ are in memory once.
 ## Distillation
 
 A teacher scores the tokens that the student sampled, so the student learns on the states that it visits itself
-(on-policy distillation). `trainer.teacher` names the teacher: a model folder, or a built-in model. It may be larger and
-of another architecture, but must have the student's tokenizer: another one is refused, with the first token that
-differs. `distill_coef` c is the weight of the divergence:
+(on-policy distillation). `trainer.teacher` names the teacher. It may be larger and of another architecture, but must
+have the student's tokenizer: another one is refused, with the first token that differs. `distill_coef` c is the weight
+of the divergence:
 
 ```yaml
 trainer:
@@ -203,14 +203,72 @@ sampling noise: `distill_divergence` is `reverse` (it seeks the teacher's modes)
 `jensen_shannon`, and `distill_top_k` compares only the teacher's k likeliest tokens. Both take the tokens' sampling
 temperature for both models, count masked tokens as any loss does, and add to the rewards: `reward_weight` is the factor
 of the advantages that come from rewards, and 0 leaves only the teacher. All groups teach then, those with equal rewards
-too. `kl_teacher` is the mean divergence over loss tokens. The store keeps the teacher's logprob of each token beside
-the others of its trainer (`teacher_logprob`, [facts of tokens](data.md#facts-of-single-tokens)).
+too. `kl_teacher` is the mean divergence over the `tokens_taught`, the loss tokens that a teacher has scored. The store
+keeps the teacher's logprob of each token beside the others of its trainer (`teacher_logprob`, [facts of
+tokens](data.md#facts-of-single-tokens)), and `agentrl replay` reads them: the advantages of a taught step are
+recomputed byte for byte, and under another credit with the same teacher.
 
-The teacher has the precision and the sharding of the policy, never learns, and is in no checkpoint. `distill: full`
-needs `resources.trainer.context: 1`.
+A teacher that the trainer loads has the precision and the sharding of the policy, never learns, and is in no
+checkpoint. `distill: full` needs `resources.trainer.context: 1`. To learn from what another model has sampled, see
+[distillation from a run](tuning.md#distillation-from-a-run).
 
-The outputs of a critic or a reference are not stored, and `agentrl replay` does not read those of a teacher. It checks
-the batches of such runs, but cannot compute their advantages under another credit (with `kl: loss` it can)."""
+The outputs of a critic or a reference are not stored. `agentrl replay` checks the batches of such runs, but cannot
+compute their advantages under another credit (with `kl: loss` it can).
+
+### Teachers of single sources
+
+`trainer.teacher` may give each [source of tasks](tasks.md) its own teacher. Each model is loaded once, and scores only
+the trajectories of its sources. A source without a teacher is not distilled: its tokens have no distillation term.
+
+```yaml
+tasks: [{path: data/maths.jsonl, name: maths}, {path: data/code.jsonl, name: code}, data/chat.jsonl]
+trainer:
+  teacher: {maths: /models/maths-32b, code: upstream:coder}
+  algorithm: {preset: grpo, distill_coef: 1.0}
+```
+
+The source of a task is the entry of `tasks` that it came from, whatever its data say; tasks that programs bring have
+none.
+
+### Privileged prompts
+
+`trainer.teacher_prompt` lets the teacher read more than the student: a hint, the solution, feedback. It is the name of
+a field of the task, whose text follows the last user message after an empty line, or `module:function`:
+
+```python
+def with_solution(task, messages):
+    if "solution" not in task:
+        return None  # this trajectory is not distilled
+    return [*messages, {"role": "user", "content": f"A correct solution is: {task['solution']}. Solve it yourself."}]
+```
+
+The function gets the task and the messages of the trajectory's first call, and returns those that the teacher reads.
+They are rendered as the recorded prompt was, with its tools, its choice of thinking and the beginning of a forced tool
+call; from the first sampled token on, the teacher reads the student's own tokens, byte for byte. So in a trajectory of
+several turns the privileged text stands in the first prompt, and all later turns follow it. Nothing else is rendered
+again: outputs, tool results and later messages are the recorded ones.
+
+The teacher may be the policy itself, `trainer.teacher: policy`, with the weights that it has in the step and without a
+gradient: the model learns to answer without the hint as it does with it (self-distillation; SDPO, arXiv 2601.20802).
+Without a `teacher_prompt` that is refused. The folder of `model` is a teacher that stays as it was.
+
+Not distilled are trajectories whose task has no such field (or for which the function returns None), and those that do
+not fit into the model's context after the longer prompt. These are refused by name: first calls without messages (text
+completions, imported interactions), and prompts that cannot be rendered again from their messages, for example with
+template options other than thinking.
+
+### Teachers that are servers
+
+`trainer.teacher` may be the URL of an SGLang server, or `upstream:NAME` of `proxy.upstreams` (its `base_url` and
+`api_key_env`; the trainer needs the variable too). When the trainer reads a batch, it has the server score the sampled
+token ids (`/generate` with `input_ids` and `logprob_start_len`; nothing is sampled). `trainer.teacher_server` bounds
+how many at once, and how often one is asked again. The numbers are stored before the step learns from them, so that a
+step that is repeated reads the same ones, whatever the server would answer now.
+
+A server scores sampled tokens only (`distill: sampled`), and at temperature 1: SGLang divides the logprobs of given
+tokens by no temperature, so trajectories that were sampled at another one are refused. A server whose model is a folder
+on the trainer's machine is compared token by token before the run; otherwise the ids that it echoes, and the texts of
+the tokens of its first answer, must be the student's."""
 
 TAIL = """## Functions of your own
 

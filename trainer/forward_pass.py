@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -39,7 +39,7 @@ class Passes:
     ages: Mapping[int, int]  # weight version that sampled → its age at this step
     loss_function: LossFunction | None = None  # the user's, in place of the algorithm's
     router_aux_loss_coef: float = 0.0
-    teacher: Policy | None = None
+    teachers: Mapping[str, Policy] = field(default_factory=dict)  # by name
     mean_weight: float = 1.0  # of the minibatch, by which behaviour weights are divided
     _versions: tuple[Tensor, Tensor] | None = None  # those of `ages` in ascending order, and their ages
 
@@ -55,10 +55,10 @@ class Passes:
         `progress` is the share of the step's optimizer updates that are already made.
         """
         algorithm, lesson = self.algorithm, None
-        if algorithm.compares_vocabularies:
-            assert self.teacher is not None
+        if m.teacher is not None:
             how = algorithm.distill_divergence, algorithm.distill_top_k
-            lesson = self.teacher.lesson(replace(m, routes=None), *how)
+            lesson = self.teachers[m.teacher].lesson(replace(m, routes=None), *how)
+        compared_S = m.predictions_S if m.reading is None else m.reading.pairs_S
         with self._observing() as choices:
             logprobs_P, entropy_P, *divergence = self.policy(
                 m, entropy_gradient=bool(algorithm.entropy_coef), masked=m.masked, lesson=lesson
@@ -78,7 +78,8 @@ class Passes:
             mean_weight=self.mean_weight,
             reference_S=m.reference_S,
             teacher_S=m.teacher_S,
-            divergence_S=divergence[0][m.predictions_S] if divergence else None,
+            before_S=None if m.teacher_S is None else m.proximal_S,
+            divergence_S=divergence[0][compared_S] if divergence else None,
             entropy_S=entropy_S,
         )
         if self.loss_function is None:

@@ -25,6 +25,28 @@ UNPACKED = 0
 
 
 @dataclass(frozen=True, slots=True)
+class Taught:
+    """Who teaches a trajectory, and what the teacher reads: the trajectory itself, or the same from its first sampled
+    token on, after another prompt.
+    """
+
+    teacher: str
+    tokens: TrajectoryTokens
+
+
+@dataclass(frozen=True, slots=True)
+class Likeliest:
+    """The likeliest tokens at each place of a trajectory, as the engine recorded them; ids below 0 where it did not.
+
+    `temperatures` are those of the recorded distributions. K: the most that a place has.
+    """
+
+    ids: Int32  # (T, K)
+    logprobs: Float32  # (T, K)
+    temperatures: Float32  # (T,)
+
+
+@dataclass(frozen=True, slots=True)
 class Sample:
     """A trajectory with the advantage of each token, and with the models' logprobs and values from before the step."""
 
@@ -34,7 +56,9 @@ class Sample:
     reference: Float32 | None = None  # (T,) logprobs of the reference policy
     values: Float32 | None = None  # (T,) values of the critic before the step
     targets: Float32 | None = None  # (T,) targets of the critic
-    teacher: Float32 | None = None  # (T,) logprobs of the teacher
+    teacher: Float32 | None = None  # (T,) logprobs of the teacher; NaN where it teaches nothing
+    taught: Taught | None = field(default=None, kw_only=True)  # where a teacher's distributions are in the loss
+    likeliest: Likeliest | None = field(default=None, kw_only=True)  # with which the policy is compared
     measured: bool = field(default=False, kw_only=True)  # the update also measures its masked outputs
 
     def __post_init__(self) -> None:
@@ -60,6 +84,38 @@ class Unit:
     def tokens(self) -> int:
         """Tokens of its samples, each shared token counted once per sample: independent of how a group is cut."""
         return sum(len(s.tokens.input_ids) for s in self.samples)
+
+
+@dataclass(slots=True)
+class Reading:
+    """What a teacher reads in place of a microbatch's tokens. Q: pairs of a prediction of the policy and one of the
+    teacher.
+    """
+
+    batch: Microbatch
+    own_Q: Tensor  # int64, the policy's predictions
+    theirs_Q: Tensor  # int64, the teacher's
+    pairs_S: Tensor  # int64, the pair of each loss token
+
+    def to(self, device: torch.device) -> Reading:
+        """The same on `device`."""
+        own_Q, theirs_Q, pairs_S = (on_device(t, device) for t in (self.own_Q, self.theirs_Q, self.pairs_S))
+        return Reading(self.batch.to(device), own_Q, theirs_Q, pairs_S)
+
+
+@dataclass(slots=True)
+class LikelyTokens:
+    """The recorded distributions of a microbatch's loss tokens. Q: loss tokens that have one."""
+
+    at_Q: Tensor  # int64, the loss token
+    own_Q: Tensor  # int64, its prediction
+    temperatures_Q: Tensor  # float32
+    ids_QK: Tensor  # int64, below 0: fills up the row
+    logprobs_QK: Tensor  # float32
+
+    def to(self, device: torch.device) -> LikelyTokens:
+        """The same on `device`."""
+        return LikelyTokens(*(on_device(getattr(self, name), device) for name in self.__slots__))
 
 
 @dataclass(slots=True)
@@ -90,7 +146,10 @@ class Microbatch:
     reference_S: Tensor | None = field(default=None)  # float32, where there is a reference policy
     values_S: Tensor | None = field(default=None)  # float32, where there is a critic: its values before the step
     targets_S: Tensor | None = field(default=None)  # float32, where there is a critic
-    teacher_S: Tensor | None = field(default=None)  # float32, where a teacher's logprobs are in the advantages
+    teacher_S: Tensor | None = field(default=None)  # float32, where teachers' logprobs are in the advantages
+    teacher: str | None = field(default=None)  # whose distributions are in the loss
+    reading: Reading | None = field(default=None)  # where this teacher reads other prompts
+    likely: LikelyTokens | None = field(default=None)  # where samples have recorded distributions
     keep_S: Tensor | None = field(default=None)  # bool, as the next two: set where an algorithm chooses tokens
     counts_S: Tensor | None = field(default=None)
     far_S: Tensor | None = field(default=None)
@@ -102,8 +161,13 @@ class Microbatch:
         moved: dict[str, Any] = {
             n: on_device(value, device) for n in self.__slots__ if isinstance(value := getattr(self, n), Tensor)
         }
-        masked, routes = self.masked and self.masked.to(device), self.routes and self.routes.to(device)
-        return replace(self, **moved, tree=self.tree.to(device), masked=masked, routes=routes)
+        parts: dict[str, Any] = {
+            "masked": self.masked and self.masked.to(device),
+            "routes": self.routes and self.routes.to(device),
+            "reading": self.reading and self.reading.to(device),
+            "likely": self.likely and self.likely.to(device),
+        }
+        return replace(self, **moved, tree=self.tree.to(device), **parts)
 
 
 def make_units(samples: Iterable[Sample], budget: int) -> list[Unit]:
@@ -243,8 +307,43 @@ def microbatch(tree: PrefixTree, samples: Sequence[Sample], *, unpacked: bool) -
         targets_S=known("targets"),
         teacher_S=known("teacher"),
         masked=masked,
+        likely=_likely(samples, masks, places[:tokens]),
         routes=node_routes(len(tree), tree.paths, [s.tokens.routed for s in samples]),
     )
+
+
+def reading_of(own: Microbatch, samples: Sequence[Sample], passes: int = 0) -> Reading | None:
+    """What the teacher of some samples reads; None where that is the microbatch itself. `passes` as in `forest`."""
+    taught = [s.taught for s in samples if s.taught is not None]
+    if all(one.tokens is s.tokens for one, s in zip(taught, samples, strict=True)):
+        return None
+    read = [Sample(one.tokens, np.zeros(one.tokens.length, np.float32)) for one in taught]
+    theirs = microbatch(forest(read, passes), read, unpacked=bool(passes))
+    width = max(1, len(theirs.sources_P))
+    keys_S = own.predictions_S.numpy() * width + theirs.predictions_S.numpy()
+    keys_Q, pairs_S = np.unique(keys_S, return_inverse=True)
+    parts = (keys_Q // width, keys_Q % width, pairs_S.reshape(-1))
+    return Reading(theirs, *(torch.from_numpy(part.astype(np.int64)) for part in parts))
+
+
+def _likely(samples: Sequence[Sample], masks: Sequence[Places], predictions_S: Places) -> LikelyTokens | None:
+    """The recorded distributions at the loss tokens; None where no sample has any."""
+    width = max((s.likeliest.ids.shape[1] for s in samples if s.likeliest is not None), default=0)
+    if not width:
+        return None
+    ids_SK = np.full((len(predictions_S), width), -1, np.int64)
+    logprobs_SK = np.zeros((len(predictions_S), width), np.float32)
+    heat_S, end = np.ones(len(predictions_S), np.float32), 0
+    for s, where in zip(samples, masks, strict=True):
+        here, end = slice(end, end + len(where)), end + len(where)
+        if s.likeliest is not None:
+            ids_SK[here, : s.likeliest.ids.shape[1]] = s.likeliest.ids[where]
+            logprobs_SK[here, : s.likeliest.ids.shape[1]] = s.likeliest.logprobs[where]
+            heat_S[here] = s.likeliest.temperatures[where]
+    (at_Q,) = np.nonzero((ids_SK >= 0).any(1))
+    heat_Q = np.where(heat_S[at_Q] < GREEDY_BELOW, np.float32(1), heat_S[at_Q])
+    found = (at_Q, predictions_S[at_Q].astype(np.int64), heat_Q, ids_SK[at_Q], logprobs_SK[at_Q])
+    return LikelyTokens(*map(torch.from_numpy, found))
 
 
 def _rows(of_S: np.ndarray[Any, Any]) -> int:

@@ -13,7 +13,7 @@ from typing import Any
 
 from agentrl.domain.batches.outline import BatchOutline
 from agentrl.domain.evaluation import Evaluation
-from agentrl.domain.schemas import ResumePlan, TokenFacts
+from agentrl.domain.schemas import Float32, ResumePlan, TokenFacts
 from agentrl.store.training.batch_facts import BatchFacts
 from agentrl.store.training.sample_rows import SampledRollout
 from agentrl.trainer.batches.batch_reader import BatchReader
@@ -70,6 +70,17 @@ class Lineage:
     def facts(self, batch: BatchOutline) -> BatchFacts:
         """Facts about a batch from the store: rewards by name, task sources, calls."""
         return BatchFacts(rewards={}, sources={}, calls=0, truncated_calls=0)
+
+    def task_sources(self, batch: BatchOutline) -> dict[str, str]:
+        """Group → the source of `tasks` that its task came from."""
+        return {}
+
+    def teacher_logprobs(self, teacher: str, trajectory_ids: Sequence[str]) -> dict[str, Float32]:
+        """Trajectory → what a server's logprobs of its sampled tokens were, where it was asked before."""
+        return {}
+
+    def keep_teacher_logprobs(self, teacher: str, found: Mapping[str, Float32]) -> None:
+        """Keep a server's logprobs of trajectories' sampled tokens."""
 
     def metrics(self, step: int) -> dict[str, float]:
         """The metrics of a completed step."""

@@ -21,17 +21,19 @@ from agentrl.configs.algorithm import Algorithm
 from agentrl.domain.batches.outline import Credited, Outline
 from agentrl.domain.batches.rank_shares import Cut, cut_outlines, group_tokens, ranks_of
 from agentrl.domain.schemas import Float32, TrajectoryTokens
+from agentrl.errors import NonFiniteError
 from agentrl.trainer.algorithms.advantages import penalized_advantages, token_advantages, turn_advantages
-from agentrl.trainer.algorithms.bounds import LARGEST_LOG_RATIO, bounded
-from agentrl.trainer.algorithms.kl import kl_divergence
+from agentrl.trainer.algorithms.kl import kl_divergence, taught_advantages
 from agentrl.trainer.algorithms.user_functions import AdvantageFunction, user_advantages
 from agentrl.trainer.batches.share import Pack, Share, built, cut_arrays, packs_of
 from agentrl.trainer.batches.step_times import StepTimes
 from agentrl.trainer.distributed import World
 from agentrl.trainer.models.critic import gae_advantages
+from agentrl.trainer.models.policy import Policy
 from agentrl.trainer.models.run_models import Models
 from agentrl.trainer.models.sharding import reshard
-from agentrl.trainer.packing import Microbatch, Sample
+from agentrl.trainer.packing import Microbatch, Sample, Taught
+from agentrl.trainer.teachers.lessons import Lessons, moved, not_taught
 
 Scores = list[Float32]
 """(T,) per trajectory of this rank's share; 0 at tokens that are not loss tokens."""
@@ -47,6 +49,7 @@ def make_samples(
     world: World,
     advantage: AdvantageFunction | None = None,
     minibatches: int = 1,
+    lessons: Lessons | None = None,
 ) -> Share:
     """`make_share` of a batch that every rank has. Collective."""
     return make_share(
@@ -58,6 +61,7 @@ def make_samples(
         minibatches,
         world,
         advantage,
+        lessons=lessons,
     )
 
 
@@ -71,9 +75,11 @@ def make_share(
     world: World,
     advantage: AdvantageFunction | None = None,
     times: StepTimes | None = None,
+    lessons: Lessons | None = None,
 ) -> Share:
     """This rank's share of a batch: its samples, with advantages, and with the logprobs and values that the update
-    needs. `advantage` is the user's function, in place of the algorithm's estimator. Collective.
+    needs. `advantage` is the user's function, in place of the algorithm's estimator. Without `lessons` a single teacher
+    teaches everything. Collective.
     """
     times = times or StepTimes(world.device)
     with times.reading("read"):
@@ -90,7 +96,11 @@ def make_share(
     elif not _scored_first(algorithm):
         turns = turn_advantages(batch, algorithm)
         known = [token_advantages(t, turns[i]) for i, t in zip(mine, trajectories, strict=True)]
-    return Share(_scored(batch, trajectories, known, algorithm, models, packed, world, times), mine, groups)
+    if algorithm.distill_coef and lessons is None:
+        (teacher,) = models.teachers
+        lessons = Lessons(teacher)
+    scored = _scored(batch, trajectories, known, algorithm, models, lessons, packed, world, times)
+    return Share(scored, mine, groups)
 
 
 def planned_ranks(
@@ -129,6 +139,7 @@ def _scored(
     advantages: Sequence[Float32] | None,
     algorithm: Algorithm,
     models: Models,
+    lessons: Lessons | None,
     budget: int,
     world: World,
     times: StepTimes,
@@ -136,6 +147,8 @@ def _scored(
     """This rank's samples; `advantages` are None where they depend on logprobs or values. Collective."""
     scorer = Scorer(trajectories, budget, world, times)
     reference = logprobs = values = targets = costs = teacher = None
+    with times.reading("read"):
+        taught = lessons.of(trajectories) if lessons is not None else []
     if algorithm.needs_reference:
         assert models.reference is not None
         with models.reference.in_place():
@@ -146,10 +159,8 @@ def _scored(
         if reference is not None and algorithm.kl == "reward":
             costs = [_cost(a, b, algorithm) for a, b in zip(logprobs, reference, strict=True)]
     if algorithm.teaches_tokens:
-        assert models.teacher is not None
-        own = models.teacher
-        teacher = scorer.score(lambda m: own(replace(m, routes=None))[0])
-        reshard(own)
+        assert lessons is not None
+        teacher = _of_teachers(trajectories, taught, models, lessons, budget, world, times)
     if advantages is None and algorithm.needs_critic:
         assert models.critic is not None
         values = scorer.score(models.critic.critic)
@@ -161,11 +172,50 @@ def _scored(
     if algorithm.reward_weight != 1:
         advantages = [np.float32(algorithm.reward_weight) * advantages_T for advantages_T in advantages]
     if teacher is not None and logprobs is not None:
-        advantages = [_taught(*one, algorithm) for one in zip(advantages, logprobs, teacher, strict=True)]
+        advantages = [taught_advantages(*one, algorithm) for one in zip(advantages, logprobs, teacher, strict=True)]
     scores = (logprobs, reference, values, targets, teacher)
+    lessons_of = taught if algorithm.compares_vocabularies else [None] * len(trajectories)
     return [
-        Sample(t, advantages[i], *(found[i] if found else None for found in scores)) for i, t in enumerate(trajectories)
+        Sample(t, advantages[i], *(found[i] if found else None for found in scores), taught=lessons_of[i])
+        for i, t in enumerate(trajectories)
     ]
+
+
+def _of_teachers(
+    trajectories: Sequence[TrajectoryTokens],
+    taught: Sequence[Taught | None],
+    models: Models,
+    lessons: Lessons,
+    budget: int,
+    world: World,
+    times: StepTimes,
+) -> Scores:
+    """(T,) the logprobs of each trajectory's teacher at loss tokens, NaN where it has none. Each teacher reads only the
+    trajectories that it teaches. Collective.
+    """
+    found = [not_taught(one) for one in trajectories]
+    for name in lessons.teachers:
+        mine = {i: one.tokens for i, one in enumerate(taught) if one is not None and one.teacher == name}
+        scores = (
+            _scores_of(models.teachers[name], [*mine.values()], budget, world, times)
+            if name in models.teachers
+            else lessons.asked(name, [*mine.values()])
+        )
+        for i, own in zip(mine, scores, strict=True):
+            if np.isnan(own).any():
+                raise NonFiniteError(
+                    f"trainer.teacher: {name} scored trajectory {trajectories[i].trajectory_id} with NaN"
+                )
+            found[i] = np.where(trajectories[i].loss_mask, moved(own, trajectories[i]), np.float32(0))
+    return found
+
+
+def _scores_of(
+    teacher: Policy, read: Sequence[TrajectoryTokens], budget: int, world: World, times: StepTimes
+) -> Scores:
+    scores = Scorer(read, budget, world, times).score(lambda m: teacher(replace(m, routes=None))[0])
+    reshard(teacher)
+    return scores
 
 
 def _of_user(
@@ -208,18 +258,6 @@ def _cost(logprobs_T: Float32, reference_T: Float32, algorithm: Algorithm) -> Fl
     kl_T = kl_divergence(torch.from_numpy(logprobs_T), torch.from_numpy(reference_T), algorithm.kl_estimator)
     cost_T: Float32 = (algorithm.kl_coef * kl_T).numpy()
     return cost_T
-
-
-def _taught(advantages_T: Float32, logprobs_T: Float32, teacher_T: Float32, algorithm: Algorithm) -> Float32:
-    """(T,) A − c (log π − log π_teacher): the reverse KL divergence of each token as its own cost, not that of later
-    tokens. 0 where both logprobs are 0.
-
-    The gradient at π is that of E[Σ_t KL_t] with the states that π visits held fixed. GKD, arXiv 2306.13649, which also
-    leaves out the dependence of states on π; "On-Policy Distillation", Thinking Machines Lab, 2025.
-    """
-    gap_T = torch.from_numpy(logprobs_T) - torch.from_numpy(teacher_T)
-    cost_T: Float32 = (algorithm.distill_coef * bounded(gap_T, LARGEST_LOG_RATIO)).numpy()
-    return advantages_T - cost_T
 
 
 class Scorer:

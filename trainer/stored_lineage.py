@@ -11,7 +11,7 @@ from agentrl.configs.run_config import RunConfig
 from agentrl.configs.trainer_config import Auto
 from agentrl.domain.batches.outline import BatchOutline
 from agentrl.domain.evaluation import Evaluation
-from agentrl.domain.schemas import Json, ResumePlan, StepState, TokenFacts
+from agentrl.domain.schemas import Float32, Json, ResumePlan, StepState, TokenFacts
 from agentrl.errors import UserError
 from agentrl.store import Connection, Database, evaluation_episodes, events, runs
 from agentrl.store.db.codec import new_id
@@ -27,6 +27,7 @@ from agentrl.store.training import (
     version_states,
 )
 from agentrl.store.training.batch_facts import BatchFacts
+from agentrl.store.training.paths import teacher_logprobs
 from agentrl.store.training.sample_rows import SampledRollout
 from agentrl.trainer.batches.batch_reader import BatchReader
 from agentrl.trainer.batches.token_cache import TokenCache
@@ -41,8 +42,8 @@ class StoredLineage(Lineage):
     """One trainer epoch of one run, in the store.
 
     `check` and the methods that change the run's steps raise FencedError once a newer trainer has started:
-    `reconcile`, `wait_for_batch` (it leases groups), `refuse`, `complete`, `remade`, `checkpointed`, `stored`, `fail`
-    and `finish`. Reading and `record` still work.
+    `reconcile`, `wait_for_batch` (it leases groups), `refuse`, `keep_teacher_logprobs`, `complete`, `remade`,
+    `checkpointed`, `stored`, `fail` and `finish`. Reading and `record` still work.
     """
 
     def __init__(self, database: Database, run_id: str, epoch: int, config: RunConfig) -> None:
@@ -129,6 +130,18 @@ class StoredLineage(Lineage):
     def facts(self, batch: BatchOutline) -> BatchFacts:
         """Facts about a batch from the store: rewards by name, task sources, calls."""
         return self.database.query(batch_facts.read, batch.step_id)
+
+    def task_sources(self, batch: BatchOutline) -> dict[str, str]:
+        """Group → the source of `tasks` that its task came from."""
+        return self.database.query(batch_facts.task_sources, batch.step_id)
+
+    def teacher_logprobs(self, teacher: str, trajectory_ids: Sequence[str]) -> dict[str, Float32]:
+        """Trajectory → what a server's logprobs of its sampled tokens were, where it was asked before."""
+        return self.database.query(teacher_logprobs.read, teacher, trajectory_ids)
+
+    def keep_teacher_logprobs(self, teacher: str, found: Mapping[str, Float32]) -> None:
+        """Keep a server's logprobs of trajectories' sampled tokens."""
+        self.database.transact(teacher_logprobs.keep, self.run_id, self.epoch, teacher, found)
 
     def metrics(self, step: int) -> dict[str, float]:
         """The metrics of a completed step."""

@@ -57,6 +57,7 @@ from agentrl.trainer.run.trainer_state import Trainer, say
 from agentrl.trainer.run_lineage import Lineage
 from agentrl.trainer.scoring import make_share
 from agentrl.trainer.stop import Stop
+from agentrl.trainer.teachers.teaching import Teaching
 from agentrl.trainer.update import update_policy
 from agentrl.trainer.weights import model_export
 from agentrl.trainer.weights.saved_models import SavedModels
@@ -242,6 +243,8 @@ def opened(
     optimizer = make_optimizer(models.policy, config.trainer)
     functions = Functions.of(config.trainer.algorithm)
     t = Trainer(config, base_model, world, models, optimizer, lineage, publisher, stop, from_base, functions)
+    if config.trainer.teacher is not None:
+        t.teaching = Teaching(config, base_model, world, lineage)
     if world.leads:
         t.stored, t.stored_weights = stored_checkpoints(config), stored_weights(config)
         if (every := config.trainer.save_every) is not None:
@@ -282,6 +285,7 @@ def learn(
     this rank, the facts of tokens and the gaps of calls. Collective.
     """
     config = t.config.trainer.model_copy(update={"algorithm": t.models.algorithm(t.config.trainer.algorithm)})
+    lessons = None if t.teaching is None else t.teaching.lessons(batch.outline)
     share = make_share(
         batch.outlines,
         batch.read,
@@ -292,6 +296,7 @@ def learn(
         t.world,
         functions.advantage,
         times,
+        lessons,
     )
     t.ahead = t.ahead or read_ahead(t)
     t.ahead.start()
@@ -317,7 +322,7 @@ def learn(
         times,
         gaps,
         only_critic=batch.step <= config.critic_warmup_steps,
-        teacher=t.models.teacher,
+        teachers=t.models.teachers,
     )
     after_step(t.models, batch.step, config, metrics)
     controlled = {} if t.models.kl_coef is None else {"kl_coef": config.algorithm.kl_coef}

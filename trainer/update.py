@@ -109,13 +109,13 @@ def update_policy(
     call_gaps: CallGaps | None = None,
     *,
     only_critic: bool = False,
-    teacher: Policy | None = None,
+    teachers: Mapping[str, Policy] | None = None,
 ) -> Metrics:
     """Train on samples, sampled by weights up to `version`; `ages` maps each version that sampled them to its age.
     `samples` is this rank's share of them, or all samples on every rank. `loss` is the user's, in place of the
     algorithm's. `token_facts` gets the tokens of finite minibatches, `call_gaps` how far their calls' logprobs are
     from the engine's, and `times` the time of each part. With `only_critic` the policy is measured and stays.
-    `teacher` is there where the loss compares distributions.
+    `teachers` are those whose distributions the loss may compare, by name.
 
     A minibatch whose loss or gradient is not finite changes nothing and enters no metric: `on_nonfinite` is called with
     the `NonFinite`, and may raise. Returns the metrics, equal on every rank. Collective.
@@ -128,7 +128,7 @@ def update_policy(
     )
     if token_facts is not None:
         share = replace(share, samples=token_facts.marked(share.samples))
-    passes = Passes(policy, config.algorithm, version, ages, loss, config.router_aux_loss_coef, teacher)
+    passes = Passes(policy, config.algorithm, version, ages, loss, config.router_aux_loss_coef, teachers or {})
     times = times or StepTimes(world.device)
     update = Update(
         passes,
@@ -203,8 +203,8 @@ def learn(update: Update, work: Plan) -> None:
             update.skipped += 1
     for _, model, _ in update.models:
         reshard(model)  # the optimizer and checkpoints know shards
-    if update.passes.teacher is not None:
-        reshard(update.passes.teacher)
+    for teacher in update.passes.teachers.values():
+        reshard(teacher)
 
 
 def _apply_gradients(update: Update, stats: StepStats, where: str) -> bool:
@@ -304,9 +304,10 @@ def _flops(update: Update) -> Metrics:
     """Floating-point operations of all passes since the last update, those of scoring included, over all ranks, where
     they can be counted. Collective.
     """
-    policy, teacher = update.passes.policy, update.passes.teacher
+    policy = update.passes.policy
+    teachers = [one for one in update.passes.teachers.values() if one is not policy]
     models = [(name, body, policy.lm.config.to_dict()) for name, body, _ in update.models]
-    models += [] if teacher is None else [("teacher", teacher, teacher.lm.config.to_dict())]
+    models += [(f"teacher {i}", one, one.lm.config.to_dict()) for i, one in enumerate(teachers)]
     counts = update.world.total(
         {f"{name}/{kind}": n for name, body, _ in models for kind, n in body.counted.taken().items()}
     )

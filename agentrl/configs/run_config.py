@@ -9,7 +9,8 @@ from pydantic import Field, model_validator
 
 from agentrl.configs.engine_config import EngineConfig
 from agentrl.configs.episodes.reward_config import RewardConfig
-from agentrl.configs.episodes.task_sources import Tasks
+from agentrl.configs.episodes.task_sources import Tasks, sources_of
+from agentrl.configs.episodes.teachers import UPSTREAM, is_server, teachers_of
 from agentrl.configs.evaluation_config import EvalConfig
 from agentrl.configs.metrics_config import MetricsConfig
 from agentrl.configs.proxy_config import ProxyConfig
@@ -19,6 +20,7 @@ from agentrl.configs.rollout_config import RolloutConfig
 from agentrl.configs.section import NonNegative, Positive, Section
 from agentrl.configs.slurm_config import SlurmConfig
 from agentrl.configs.trainer_config import TrainerConfig
+from agentrl.errors import did_you_mean
 
 
 class RunConfig(Section):
@@ -144,6 +146,31 @@ class RunConfig(Section):
         return self
 
     @model_validator(mode="after")
+    def _teachers_are_known(self) -> RunConfig:
+        teacher, upstreams = self.trainer.teacher, self.proxy.upstreams
+        for one in teachers_of(teacher):
+            name = one.removeprefix(UPSTREAM)
+            if name != one and name not in upstreams:
+                raise ValueError(
+                    f"trainer.teacher: no upstream {name!r} in proxy.upstreams{did_you_mean(name, upstreams)}"
+                )
+        heat = self.rollout.sampling.temperature
+        asked = next((one for one in teachers_of(teacher) if is_server(one)), None)
+        if asked is not None and heat not in (None, 1):
+            raise ValueError(
+                f"trainer.teacher: {asked} is a server, which scores at temperature 1 only: set "
+                f"rollout.sampling.temperature to 1, not {heat:g}"
+            )
+        if isinstance(teacher, dict):
+            known = [source.label for source in sources_of(self.tasks)]
+            if not known:
+                raise ValueError("trainer.teacher: a teacher for each source needs `tasks`, whose sources it names")
+            for source in teacher:
+                if source not in known:
+                    raise ValueError(f"trainer.teacher: no source {source!r} in tasks{did_you_mean(source, known)}")
+        return self
+
+    @model_validator(mode="after")
     def _groups_have_as_many_as_the_objective_counts(self) -> RunConfig:
         algorithm, size = self.trainer.algorithm, self.rollout.group_size
         if self.steps and algorithm.baseline == "max_at_k" and algorithm.best_of > size:
@@ -182,4 +209,12 @@ class RunConfig(Section):
                 "advantage, also those of worse episodes; turn_discount: 1 or credit: trajectory avoids this "
                 "(docs/algorithms.md, Discounted turns)"
             )
+        teacher = self.trainer.teacher
+        if isinstance(teacher, dict) and not algorithm.reward_weight and self.steps:
+            idle = [source.label for source in sources_of(self.tasks) if source.label not in teacher]
+            if idle:
+                found.append(
+                    f"caution: trainer.algorithm.reward_weight 0: nothing is learned from tasks of {', '.join(idle)}, "
+                    "which have no teacher in trainer.teacher (docs/algorithms.md, Teachers of single sources)"
+                )
         return found

@@ -8,6 +8,8 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from agentrl.configs.algorithm import Algorithm
+from agentrl.configs.episodes.task_sources import FUNCTION
+from agentrl.configs.episodes.teachers import POLICY, Teachers, TeacherServerConfig, is_server, teachers_of
 from agentrl.configs.section import NonNegative, Positive, Seconds, Section
 
 ALL_LINEAR = "all-linear"
@@ -148,6 +150,9 @@ CHANGEABLE_OF_TRAINER = (
     "trainer.save_every",
     "trainer.keep_models",
     "trainer.alarms",
+    "trainer.teacher_server.concurrent",
+    "trainer.teacher_server.timeout_s",
+    "trainer.teacher_server.attempts",
     "trainer.token_facts.every",
     "trainer.token_facts.sample",
     "trainer.profile_steps",
@@ -223,10 +228,18 @@ class TrainerConfig(UpdateConfig):
     """Reference policy of `kl_coef`: a model folder, a checkpoint, or a folder in a run's `weights/` whose tensors
     replace the base model's; null: the base model.
     """
-    teacher: str | None = None
-    """Teacher of `distill_coef`: a model folder or the name of a built-in model, with the tokenizer of `model`. It is
-    loaded beside the policy.
+    teacher: Teachers | None = None
+    """Teacher of `distill_coef`, with the tokenizer of `model`: a model folder or the name of a built-in model, which
+    is loaded beside the policy; `policy`, the policy itself (with `teacher_prompt`); the URL of an SGLang server, or
+    `upstream:NAME` for one of `proxy.upstreams`. Or a teacher for each source of `tasks`, as `SOURCE: TEACHER`; tasks
+    of other sources are not distilled.
     """
+    teacher_prompt: Annotated[str, Field(min_length=1, max_length=1000)] | None = None
+    """What the teacher reads in place of a trajectory's first prompt ([privileged
+    prompts](algorithms.md#privileged-prompts)): `module:function`, called with the task and the prompt's messages; or
+    the name of a field of the task, whose text follows the last user message. null: what the policy reads.
+    """
+    teacher_server: TeacherServerConfig = TeacherServerConfig()
     routing_replay: Literal["off", "engine"] = "off"
     """Experts of a mixture-of-experts model: `off`: the trainer's routers choose; `engine`: engines report the experts
     that they chose, and the policy's passes use them ([mixtures](trainer.md#mixtures-of-experts)).
@@ -274,7 +287,25 @@ class TrainerConfig(UpdateConfig):
     def _teacher_is_asked_for(self) -> Self:
         if bool(self.algorithm.distill_coef) != (self.teacher is not None):
             raise ValueError("teacher and an algorithm.distill_coef above 0 go together")
+        if self.teacher_prompt is not None and self.teacher is None:
+            raise ValueError("teacher_prompt needs a teacher")
+        teachers = teachers_of(self.teacher)
+        if POLICY in teachers and self.teacher_prompt is None:
+            raise ValueError(
+                f"teacher: {POLICY} needs a teacher_prompt: reading the same prompt, the policy teaches itself nothing"
+            )
+        asked = next((teacher for teacher in teachers if is_server(teacher)), None)
+        if asked is not None and self.algorithm.compares_vocabularies:
+            raise ValueError(
+                f"teacher: {asked} is a server, which scores sampled tokens only: algorithm.distill: full needs a "
+                "model that the trainer loads"
+            )
         return self
+
+    @property
+    def prompts_by_function(self) -> bool:
+        """Whether `teacher_prompt` is `module:function`."""
+        return self.teacher_prompt is not None and FUNCTION.match(self.teacher_prompt) is not None
 
     @model_validator(mode="after")
     def _reference_is_asked_for(self) -> Self:

@@ -67,6 +67,16 @@ class SftDataConfig(DataConfig):
 
     best_of_group: Positive | None = None
     """Use only the N best episodes of each group, the first among equals; null: all."""
+    upstream: Annotated[str, Field(min_length=1)] | None = None
+    """Use the answers of this upstream (`proxy.upstreams`) in the run, in place of the policy's; null: the policy's."""
+
+    @model_validator(mode="after")
+    def _upstreams_have_no_versions(self) -> Self:
+        if self.upstream is not None:
+            for key in ("states", "min_version", "max_version"):
+                if getattr(self, key) != type(self).model_fields[key].default:
+                    raise ValueError(f"{key} applies to the policy's trajectories, not to the answers of an upstream")
+        return self
 
 
 class PairDataConfig(DataConfig):
@@ -118,7 +128,22 @@ class SftConfig(TuningConfig):
 
     method: Literal["sft"] = "sft"
     """The command that this file is for."""
+    loss: Literal["cross_entropy", "forward_kl"] = "cross_entropy"
+    """`cross_entropy`: −log π of each trained token; `forward_kl`: KL(q ‖ π) where the likeliest tokens of q, the model
+    that sampled, were recorded (`rollout.top_logprobs`), and cross-entropy elsewhere ([distillation from a
+    run](tuning.md#distillation-from-a-run)).
+    """
     data: SftDataConfig
+
+    @model_validator(mode="after")
+    def _distributions_are_recorded(self) -> Self:
+        if self.loss == "forward_kl" and self.data.run is None:
+            raise ValueError("loss: forward_kl needs data.run: a file has no distributions")
+        if self.loss == "forward_kl" and self.data.upstream is not None:
+            raise ValueError("loss: forward_kl needs token ids with their distributions, and an upstream gives text")
+        if self.loss == "forward_kl" and self.resources.trainer.context > 1:
+            raise ValueError("loss: forward_kl is not possible with resources.trainer.context above 1")
+        return self
 
 
 class PairConfig(TuningConfig):

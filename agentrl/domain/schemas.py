@@ -160,6 +160,7 @@ FACTS = (
     "advantage",
     "kept",  # 0: left out of the policy loss (M2PO's second-moment bound, Clip-Cov)
     "teacher_logprob",  # log π of the teacher, where it is a part of the advantage
+    "logprob_before",  # log π of the policy before the step, where that part is computed from it
 )
 """The facts that the trainer measures for each trained token, in the order of the rows of `TokenFacts.trained`. New
 ones are added at the end: stored rows hold the first ones.

@@ -20,13 +20,12 @@ resume with another source records all again, with the keys that `changed`.
 
 
 def check_functions(config: RunConfig) -> None:
-    """Load the functions of the algorithm, and look for the training script. Raises UserError when one is missing, or
+    """Load the functions of the trainer, and look for the training script. Raises UserError when one is missing, or
     has other parameters.
     """
-    algorithm = config.trainer.algorithm
-    for key, spec in (("loss", algorithm.loss), ("advantage", algorithm.advantage)):
+    for key, spec in _of_trainer(config).items():
         if spec is not None:
-            load_function(spec, f"trainer.algorithm.{key}")
+            load_function(spec, key)
     script = config.trainer.script
     if script is not None and not Path(script[0]).is_file():
         raise UserError(f"trainer.script: {script[0]} does not exist")
@@ -34,12 +33,10 @@ def check_functions(config: RunConfig) -> None:
 
 def facts_of(config: RunConfig) -> dict[str, Json]:
     """The code of a configuration, by its key."""
-    algorithm = config.trainer.algorithm
     named = {
         "agent": config.agent if isinstance(config.agent, str) else None,
         "rollout.accept": config.rollout.accept,
-        "trainer.algorithm.loss": algorithm.loss,
-        "trainer.algorithm.advantage": algorithm.advantage,
+        **_of_trainer(config),
     }
     rewards = config.reward.functions if config.reward is not None else {}
     named |= {f"reward.{name}": one.function for name, one in rewards.items()}
@@ -52,6 +49,15 @@ def facts_of(config: RunConfig) -> dict[str, Json]:
         file = Path(config.trainer.script[0])
         found["trainer.script"] = {"name": str(file), "sha256": hashlib.sha256(file.read_bytes()).hexdigest()}
     return found
+
+
+def _of_trainer(config: RunConfig) -> dict[str, str | None]:
+    trainer = config.trainer
+    return {
+        "trainer.algorithm.loss": trainer.algorithm.loss,
+        "trainer.algorithm.advantage": trainer.algorithm.advantage,
+        "trainer.teacher_prompt": trainer.teacher_prompt if trainer.prompts_by_function else None,
+    }
 
 
 def record(conn: Connection, run_id: str, found: dict[str, Json]) -> list[str]:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from agentrl.configs.episodes.teachers import is_folder, teachers_of
 from agentrl.configs.run_config import RunConfig
 from agentrl.engine import server_process
 from agentrl.engine.backends import BACKENDS
@@ -128,9 +129,9 @@ def engine_share(plan: Plan) -> float | None:
         return given
     if not plan.takes_turns:
         return DIVIDED_FRACTION
-    teacher = plan.config.trainer.teacher
-    of_teacher = 0 if teacher is None else memory_share.parameters(resolve_model(teacher))
-    kept = memory_share.kept_bytes(plan.config, memory_share.parameters(plan.model), of_teacher)
+    folders = filter(is_folder, teachers_of(plan.config.trainer.teacher))
+    of_teachers = sum(memory_share.parameters(resolve_model(folder)) for folder in folders)
+    kept = memory_share.kept_bytes(plan.config, memory_share.parameters(plan.model), of_teachers)
     return memory_share.beside_idle_trainer(kept, memory_share.gpu_bytes())
 
 

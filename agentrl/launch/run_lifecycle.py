@@ -10,6 +10,7 @@ from pathlib import Path
 
 from agentrl import trace_endpoint
 from agentrl.configs.engine_config import engine_url
+from agentrl.configs.episodes.teachers import is_folder, teachers_of
 from agentrl.configs.run_config import RunConfig
 from agentrl.domain.schemas import Json
 from agentrl.errors import AgentRLError, ConfigError, root_cause
@@ -157,10 +158,10 @@ def outcome_recorded(database: Database, run_id: str) -> Iterator[None]:
             database.transact(_close_run, run_id, outcome, error, time.monotonic() - started, new_id())
 
 
-def check_teacher(config: RunConfig, model: Path) -> None:
-    """Raise ModelFolderError when the run's teacher is missing, or has other tokens than its model."""
-    if config.trainer.teacher is not None:
-        check_same_tokens(model, resolve_model(config.trainer.teacher))
+def check_teachers(config: RunConfig, model: Path) -> None:
+    """Raise ModelFolderError when a teacher's folder is missing, or has other tokens than the run's model."""
+    for teacher in filter(is_folder, teachers_of(config.trainer.teacher)):
+        check_same_tokens(model, resolve_model(teacher))
 
 
 def check_ended(work: asyncio.Future[None], run_dir: Path) -> None:

@@ -33,9 +33,9 @@ def gpu_bytes() -> int:
     return int(torch.cuda.get_device_properties(0).total_memory)
 
 
-def kept_bytes(config: RunConfig, n_parameters: int, of_teacher: int = 0) -> int:
+def kept_bytes(config: RunConfig, n_parameters: int, of_teachers: int = 0) -> int:
     """Upper bound on what a rank of the trainer keeps on its GPU between two steps, of a model with `n_parameters` and
-    a teacher with `of_teacher`.
+    teachers with `of_teachers`.
     """
     trainer, size = config.trainer, config.resources.trainer
     if trainer.cpu_offload:
@@ -45,7 +45,7 @@ def kept_bytes(config: RunConfig, n_parameters: int, of_teacher: int = 0) -> int
         per_parameter += 3 * FLOAT32  # the critic
     if trainer.algorithm.needs_reference:
         per_parameter += FLOAT32
-    held = n_parameters * per_parameter + of_teacher * FLOAT32
+    held = n_parameters * per_parameter + of_teachers * FLOAT32
     return PROCESS_BYTES + math.ceil(held * size.replicas / size.ranks)
 
 

@@ -498,6 +498,15 @@ token_facts = Table(
     Column("data", LargeBinary, nullable=False),  # the tables of domain.schemas.TokenFacts, the second one may be empty
 )
 
+teacher_logprobs = Table(  # of teachers that are servers, which are asked once
+    "teacher_logprobs",
+    metadata,
+    Column("trajectory_id", ForeignKey("trajectories.id"), primary_key=True),
+    Column("teacher", String(1000), primary_key=True),  # as `trainer.teacher` names it
+    Column("tokens", Integer, nullable=False),  # sampled tokens of the trajectory
+    Column("data", LargeBinary, nullable=False),  # float32, one for each of them
+)
+
 engines = Table(
     "engines",
     metadata,

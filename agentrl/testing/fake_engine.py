@@ -12,8 +12,9 @@
     fake_engine.py     /generate, and the public class
 
 Queued replies are given in order. When the queue is empty, `respond(input_ids, sampling_params)` answers; by default
-it is a fixed function of the prompt. Pauses, aborts and weight updates act on running replies as they do in SGLang, so
-version spans are right. Nothing depends on time: `Reply.hold_after` and `release` let a test act at an exact token.
+it is a fixed function of the prompt. A request that samples nothing gets the logprobs of its tokens from `score`.
+Pauses, aborts and weight updates act on running replies as they do in SGLang, so version spans are right. Nothing
+depends on time: `Reply.hold_after` and `release` let a test act at an exact token.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ from agentrl.engine.prepared.preparer import Preparer
 from agentrl.engine.prepared.version_host import VersionHost
 from agentrl.testing.fake_controls import Control, Controls
 from agentrl.testing.fake_preparation import FakeStager, serve_asgi
-from agentrl.testing.replies import Reply, Respond, RunningReply, fixed_answer
+from agentrl.testing.replies import Reply, Respond, RunningReply, Score, fixed_answer, fixed_scores, scored
 from agentrl.testing.server_thread import ServerThread
 from agentrl.versions.version_cache import VersionCache
 
@@ -81,6 +82,8 @@ class FakeEngine(Controls):
         self.cumulative = cumulative
         self.key = key
         self.token_delay_s = token_delay_s
+        self.score: Score = fixed_scores  # the logprobs of given tokens, for requests that sample nothing
+        self.text_of: Callable[[int], str] = str  # the text of a token in their answers
         self.routing = routing  # report the experts of a mixture of this shape to requests that ask for them
         self.requests: list[Json] = []
         self.headers: list[dict[str, str]] = []
@@ -235,6 +238,8 @@ class FakeEngine(Controls):
         reply = self._replies.popleft() if self._replies else self._default_reply(body)
         if reply.status is not None:
             return as_json({"error": {"message": reply.error or "scripted failure"}}, reply.status)
+        if body.get("stream") is False:
+            return as_json(scored(body, self.score(body["input_ids"]), self.text_of))
         rid, adapter = body["rid"], body.get("lora_path")
         if adapter is not None and (problem := await self._name_adapter(rid, adapter)) is not None:
             reply = Reply(error=problem)

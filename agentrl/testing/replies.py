@@ -13,6 +13,7 @@ from agentrl.testing.fake_routing import as_reported, chosen_experts
 
 END_OF_TURN = 2
 Respond = Callable[[list[int], Json], Sequence[int]]
+Score = Callable[[list[int]], Sequence[float]]
 Omission = Literal["output_ids", "output_token_logprobs", "weight_versions", "finish_reason", "routed_experts"]
 
 
@@ -40,6 +41,22 @@ def fixed_answer(input_ids: list[int], sampling_params: Json) -> list[int]:
     """Three tokens that depend on the prompt alone, then the end of the turn."""
     base = sum((i + 1) * token for i, token in enumerate(input_ids))
     return [3 + (base + 7 * i) % 200 for i in range(3)] + [END_OF_TURN]
+
+
+def fixed_scores(input_ids: list[int]) -> list[float]:
+    """A logprob of each token that depends on it and on the number of those before it; the first has none."""
+    return [-((7 * token + i) % 32 + 1) / 16 for i, token in enumerate(input_ids)]
+
+
+def scored(body: Json, logprobs: Sequence[float], text_of: Callable[[int], str]) -> Json:
+    """The answer to a request that samples nothing: logprobs of the prompt's tokens from `logprob_start_len` on, of
+    which the first has none.
+    """
+    ids, start = body["input_ids"], body["logprob_start_len"]
+    texts = [text_of(token) if body.get("return_text_in_logprobs") else None for token in ids]
+    rows = [[None if i == start else logprobs[i], ids[i], texts[i]] for i in range(start, len(ids))]
+    meta = {"prompt_tokens": len(ids), "completion_tokens": 0, "finish_reason": {"type": "length", "length": 0}}
+    return {"text": "", "output_ids": [], "meta_info": meta | {"input_token_logprobs": rows}}
 
 
 class RunningReply:

@@ -245,7 +245,7 @@ def test_another_credit_is_computed_and_the_store_is_not_touched(db) -> None:
     [
         ({"preset": "ppo"}, "a critic"),
         ({"preset": "rloo", "kl_coef": 0.1}, "a reference policy"),
-        ({"distill_coef": 0.1}, "a teacher"),
+        ({"distill_coef": 0.1}, "a teacher, whose outputs for trajectory"),
     ],
 )
 def test_credit_from_other_models_is_not_recomputed(db, algorithm, model) -> None:

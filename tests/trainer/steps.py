@@ -134,7 +134,7 @@ class Run:
                 self.config,
                 self.world,
                 self.models.critic,
-                teacher=self.models.teacher,
+                teachers=self.models.teachers,
             )
         for hook in hooks:
             hook.remove()

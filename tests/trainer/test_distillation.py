@@ -42,7 +42,7 @@ def configured(teacher: Path, **algorithm: Any) -> TrainerConfig:
 def step(models: Models, config: TrainerConfig, world: World, optimizer: Any = None) -> dict[str, float]:
     share = make_samples(trajectories(), config.algorithm, models, config.token_budget, world)
     optimizer = optimizer or torch.optim.SGD([p for _, p in models.policy.trainable()], lr=0.0)
-    return update_policy(models.policy, optimizer, share, 1, AGES, config, world, teacher=models.teacher)
+    return update_policy(models.policy, optimizer, share, 1, AGES, config, world, teachers=models.teachers)
 
 
 def of_loss_tokens(found: Tensor, batch: list[TrajectoryTokens]) -> list[Tensor]:
@@ -103,8 +103,8 @@ def test_the_teachers_passes_are_counted(tiny_model: Path, teacher: Path, world:
     )  # as many passes over the same tokens as `full`, without a teacher
     without = step(make_models(tiny_model, alone, world), alone, world)
     found = step(models, config, world)
-    assert models.teacher is not None
-    assert not any(models.teacher.counted.taken().values())  # all were taken
+    (own,) = models.teachers.values()
+    assert not any(own.counted.taken().values())  # all were taken
     assert found["flops"] > without["flops"]
 
 
@@ -167,7 +167,7 @@ def test_a_student_comes_nearer_to_its_teacher(
             log_p, log_q = (torch.log_softmax(m(input_ids=prompts).logits[:, -1], -1) for m in (student, other))
         distances.append(float((log_p.exp() * (log_p - log_q)).sum(-1).mean()))  # over the vocabulary, exactly
         share = make_samples(answers(prompts, log_p, generator), config.algorithm, models, config.token_budget, world)
-        update_policy(models.policy, optimizer, share, 1, AGES, config, world, teacher=models.teacher)
+        update_policy(models.policy, optimizer, share, 1, AGES, config, world, teachers=models.teachers)
     assert distances[-1] < 0.6 * distances[0]
 
 

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from typing import Literal, assert_never
 
+import numpy as np
+import torch
 from torch import Tensor
 
-from agentrl.trainer.algorithms.bounds import bounded_k3
+from agentrl.configs.algorithm import Algorithm
+from agentrl.domain.schemas import Float32
+from agentrl.trainer.algorithms.bounds import LARGEST_LOG_RATIO, bounded, bounded_k3
 
 Estimator = Literal["k1", "k2", "k3", "k1+", "k3+"]
 
@@ -30,6 +34,18 @@ def kl_divergence(logprobs_S: Tensor, reference_S: Tensor, estimator: Estimator)
     if estimator == "k3":
         return bounded_k3(-difference_S)
     assert_never(estimator)
+
+
+def taught_advantages(advantages_T: Float32, logprobs_T: Float32, teacher_T: Float32, algorithm: Algorithm) -> Float32:
+    """(T,) A − c (log π − log π_teacher): the reverse KL divergence of each token as its own cost, not that of later
+    tokens. A itself where the teacher's logprob is NaN, and where both logprobs are 0.
+
+    The gradient at π is that of E[Σ_t KL_t] with the states that π visits held fixed. GKD, arXiv 2306.13649, which also
+    leaves out the dependence of states on π; "On-Policy Distillation", Thinking Machines Lab, 2025.
+    """
+    gap_T = torch.from_numpy(logprobs_T) - torch.from_numpy(teacher_T)
+    cost_T: Float32 = (algorithm.distill_coef * bounded(gap_T, LARGEST_LOG_RATIO)).numpy()
+    return np.where(np.isnan(teacher_T), advantages_T, advantages_T - cost_T)
 
 
 LARGEST_ERROR = 0.2

@@ -39,7 +39,8 @@ class LossTokens:
     far_S: Tensor | None = None  # bool; a token with true gets the loss of `kl_cov`
     mean_weight: float = 1.0  # the mean behaviour weight by which weights are divided
     reference_S: Tensor | None = None  # log π of the reference policy
-    teacher_S: Tensor | None = None  # log π of the teacher, where it is a part of the advantages
+    teacher_S: Tensor | None = None  # log π of the teacher, where it is a part of the advantages; NaN: not taught
+    before_S: Tensor | None = None  # log π before the step, where that part is computed from it
     divergence_S: Tensor | None = None  # from the teacher's distribution, with gradient
     entropy_S: Tensor | None = None  # entropy of the token's distribution, with gradient
 
@@ -84,10 +85,13 @@ def token_losses(tokens: LossTokens, algorithm: Algorithm) -> tuple[Tensor, Sums
             loss_S = loss_S + algorithm.kl_coef * kl_S
         sums["kl_reference"] = kl_S.detach().double().sum()
     if tokens.teacher_S is not None:
-        sums["kl_teacher"] = (tokens.logprobs_S.detach() - tokens.teacher_S).double().sum()
+        taught_S = ~tokens.teacher_S.isnan()
+        gap_S = (tokens.logprobs_S.detach() - tokens.teacher_S).double()
+        sums |= {"kl_teacher": torch.where(taught_S, gap_S, 0.0).sum(), "tokens_taught": taught_S.sum().double()}
     if tokens.divergence_S is not None:
         loss_S = loss_S + algorithm.distill_coef * tokens.divergence_S
         sums["kl_teacher"] = tokens.divergence_S.detach().double().sum()
+        sums["tokens_taught"] = torch.ones_like(tokens.divergence_S, dtype=torch.float64).sum()
     if algorithm.entropy_coef:
         assert tokens.entropy_S is not None
         loss_S = loss_S - algorithm.entropy_coef * tokens.entropy_S

@@ -15,7 +15,7 @@ from agentrl.domain.batching import PrefixTree, pack, split_by_budget
 from agentrl.domain.schemas import TrajectoryTokens
 from agentrl.trainer.batches.step_times import StepTimes
 from agentrl.trainer.distributed import World
-from agentrl.trainer.packing import UNPACKED, Microbatch, Sample, forest, make_units, microbatch
+from agentrl.trainer.packing import UNPACKED, Microbatch, Sample, forest, make_units, microbatch, reading_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +57,7 @@ class Pack:
     keep_S: Tensor | None = field(default=None)
     counts_S: Tensor | None = field(default=None)
     far_S: Tensor | None = field(default=None)
+    teacher: str | None = field(default=None)  # of all samples, where its distributions are in the loss
     tree: PrefixTree | None = field(default=None)  # kept until the pack is computed for the last time
 
     @property
@@ -68,7 +69,10 @@ class Pack:
         """The tensors on `device`; `last` says that they are made for the last time."""
         tree = forest(self.samples, self.passes) if self.tree is None else self.tree
         self.tree = None if last else tree
-        made = microbatch(tree, self.samples, unpacked=bool(self.passes)).to(device)
+        made = microbatch(tree, self.samples, unpacked=bool(self.passes))
+        if self.teacher is not None:
+            made.teacher, made.reading = self.teacher, reading_of(made, self.samples, self.passes)
+        made = made.to(device)
         if self.proximal_S is not None:
             made.proximal_S = self.proximal_S
         made.keep_S, made.counts_S, made.far_S = self.keep_S, self.counts_S, self.far_S
@@ -108,12 +112,33 @@ def _packed(samples: Iterable[Sample], budget: int) -> list[list[Sample]]:
 def minibatch_packs(
     share: Share, algorithm: Algorithm, minibatches: int, budget: int, world: World
 ) -> tuple[list[list[Pack]], list[Pack]]:
-    """The packs of each minibatch of groups that the gradient depends on, and those of the other groups. Collective."""
+    """The packs of each minibatch of groups that the gradient depends on, and those of the other groups. The samples of
+    a pack have one teacher. Collective.
+    """
     teaching = teaching_groups(share, algorithm, world)
     chosen = minibatches_of({name: n for name, n in share.groups.items() if name in teaching}, minibatches)
     parts = [set(names) for names in chosen] + [share.groups.keys() - teaching]
-    *packs, silent = packs_of([list(_of(share, names)) for names in parts], budget, world)
-    return packs, silent
+    teachers = _teachers(share, algorithm, world)
+    split = [[s for s in _of(share, names) if _teacher(s) == name] for names in parts for name in teachers]
+    found = packs_of(split, budget, world)
+    for i, packs in enumerate(found):
+        for one in packs:
+            one.teacher = teachers[i % len(teachers)]
+    starts = range(0, len(found), len(teachers))
+    *joined, silent = ([one for packs in found[i : i + len(teachers)] for one in packs] for i in starts)
+    return joined, silent
+
+
+def _teachers(share: Share, algorithm: Algorithm, world: World) -> list[str | None]:
+    """The teachers of the batch whose distributions are in the loss, None for no teacher last. Collective."""
+    if not algorithm.compares_vocabularies:
+        return [None]
+    mine = {s.taught.teacher for s in share.samples if s.taught is not None}
+    return [*sorted(set().union(*world.everyones(mine))), None]
+
+
+def _teacher(sample: Sample) -> str | None:
+    return None if sample.taught is None else sample.taught.teacher
 
 
 def _of(share: Share, groups: Set[str]) -> Iterator[Sample]:

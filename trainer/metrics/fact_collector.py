@@ -90,6 +90,7 @@ def facts_of(tokens: LossTokens, algorithm: Algorithm, *, own_loss: bool) -> Ten
         "entropy": entropy_S,
         "advantage": tokens.advantages_S,
         "teacher_logprob": nothing_S if tokens.teacher_S is None else tokens.teacher_S,
+        "logprob_before": nothing_S if tokens.before_S is None else tokens.before_S,
     }
     if own_loss:
         facts |= dict.fromkeys(("ratio", "clipped", "weight", "capped"), nothing_S)

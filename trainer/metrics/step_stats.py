@@ -31,20 +31,18 @@ PER_TOKEN = (
     "entropy",
     "masked_fraction",
     "kl_reference",
-    "kl_teacher",
     "value_loss",
 )
-"""Metrics that are means over the loss tokens of all minibatches; the last three need other models."""
+"""Metrics that are means over the loss tokens of all minibatches; the last two need other models."""
 OF_OUR_LOSS = (
     "clip_fraction",
     "behavior_weight",
     "behavior_weight_capped",
     "masked_fraction",
     "kl_reference",
-    "kl_teacher",
 )
 """Those that a loss function of the user does not compute."""
-SUMMED = (*PER_TOKEN, "loss", "tokens", "tokens_computed")
+SUMMED = (*PER_TOKEN, "loss", "tokens", "tokens_computed", "kl_teacher", "tokens_taught")
 """The figures that are summed over ranks."""
 
 
@@ -149,12 +147,16 @@ class StepStats:
         sums = world.total({name: self.sums[name] for name in (*SUMMED, *named)})
         absent = {
             "kl_reference": not algorithm.needs_reference,
-            "kl_teacher": not algorithm.distill_coef,
             "value_loss": not algorithm.needs_critic,
         }
         absent |= dict.fromkeys(OF_OUR_LOSS, True) if own_loss else {}
+        taught = {}
+        if algorithm.distill_coef and not own_loss:
+            taught["kl_teacher"] = sums["kl_teacher"] / max(1.0, sums["tokens_taught"])
+            taught["tokens_taught"] = sums["tokens_taught"]
         return {
             **{name: sums[name] / max(1.0, sums["tokens"]) for name in (*PER_TOKEN, *named) if not absent.get(name)},
+            **taught,
             "loss": sums["loss"] / max(1, minibatches),
             "tokens_trained": sums["tokens"],
             "tokens_computed": sums["tokens_computed"],

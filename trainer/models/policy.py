@@ -25,7 +25,7 @@ from agentrl.trainer.masked_outputs import MaskedOutputs, Places
 from agentrl.trainer.metrics.flops import PassCounts
 from agentrl.trainer.models import mechanisms
 from agentrl.trainer.models.head import token_logprobs
-from agentrl.trainer.models.teacher import Lesson
+from agentrl.trainer.models.teacher import AnyLesson, Lesson, divergence_from
 from agentrl.trainer.models.tensor_naming import Names
 from agentrl.trainer.packing import UNPACKED, Microbatch
 from agentrl.trainer.parallel.context_parallel import Compute, Share
@@ -168,11 +168,11 @@ class Policy(Body):
         batch: Microbatch,
         entropy_gradient: bool = False,
         masked: MaskedOutputs | None = None,
-        lesson: Lesson | None = None,
+        lesson: AnyLesson | None = None,
     ) -> tuple[Tensor, ...]:
         """(P,) logprobs at the recorded temperature and (P,) entropies of the microbatch's predictions; with `masked`
-        (P + E,): those that only its tokens need follow, without a gradient. With a `lesson` also (P,) the divergence
-        from the teacher's distributions.
+        (P + E,): those that only its tokens need follow, without a gradient. With a `lesson` also the divergence from
+        its distributions, (P,), or as many as it has.
         """
         self.count(batch, len(batch.sources_P) + (len(masked.sources_E) if masked else 0))
         hidden = self.hidden(batch)
@@ -180,8 +180,12 @@ class Policy(Body):
         logprobs_P, entropy_P = self._logprobs(batch, hidden, *of_batch, entropy_gradient=entropy_gradient)
         divergence = []
         if lesson is not None:
-            head, temperatures_P = self.lm.get_output_embeddings().weight, batch.temperatures_P / self.scale
-            divergence = [lesson.divergence_of(hidden[batch.sources_P], head, temperatures_P)]
+            head, rows = self.lm.get_output_embeddings().weight, lesson.own_Q
+            hidden_PH, temperatures_P = hidden[batch.sources_P], batch.temperatures_P / self.scale
+            if rows is not None:
+                hidden_PH, temperatures_P = hidden_PH[rows], temperatures_P[rows]
+            heat_P = temperatures_P if lesson.heat_P is None else lesson.heat_P / self.scale
+            divergence = [divergence_from(lesson, hidden_PH, head, heat_P)]
         if masked is None or not len(masked.sources_E):
             return logprobs_P, entropy_P, *divergence
         with torch.no_grad():
@@ -191,15 +195,21 @@ class Policy(Body):
 
     @torch.no_grad()
     def lesson(self, batch: Microbatch, divergence: str, top_k: int | None) -> Lesson:
-        """This model's distributions at the microbatch's predictions, for a policy that learns from it. The head stays
-        gathered until `reshard`.
+        """This model's distributions at the microbatch's predictions, for a policy that learns from it: after what it
+        reads (`reading`), where that is not the microbatch. The head stays gathered until `reshard`.
         """
+        reading = batch.reading
+        batch = batch if reading is None else reading.batch
 
         def compute() -> Lesson:
             self.count(batch, len(batch.sources_P))
             hidden_PH = self.hidden(batch)[batch.sources_P]
             head = self.lm.get_output_embeddings().weight
-            return Lesson(hidden_PH, head, batch.temperatures_P / self.scale, divergence, top_k)
+            temperatures_P = batch.temperatures_P / self.scale
+            if reading is None:
+                return Lesson(hidden_PH, head, temperatures_P, divergence, top_k)
+            theirs = reading.theirs_Q
+            return Lesson(hidden_PH[theirs], head, temperatures_P[theirs], divergence, top_k, reading.own_Q)
 
         return self.within(compute)
 

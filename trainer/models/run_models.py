@@ -6,13 +6,14 @@ They are made while the policy is still the base model. Every checkpoint has tho
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from agentrl.configs.algorithm import Algorithm
+from agentrl.configs.episodes.teachers import POLICY, is_server, teachers_of
 from agentrl.configs.trainer_config import LoraConfig, TrainerConfig, UpdateConfig
 from agentrl.errors import StoreError, UserError
 from agentrl.models import resolve_model
@@ -35,7 +36,7 @@ class Models:
     policy: Policy
     reference: Reference | None = None
     critic: Learner | None = None
-    teacher: Policy | None = None
+    teachers: Mapping[str, Policy] = field(default_factory=dict)  # those that the trainer has, by name
     kl_coef: torch.Tensor | None = None
     """0-dim float64, where a controller changes it (`kl_target`)."""
 
@@ -78,18 +79,22 @@ def make_models(base_model: Path, config: TrainerConfig, world: World) -> Models
     if config.algorithm.needs_critic:
         model = load(Critic, base_model, config, world)
         critic = Learner(model, make_optimizer(model, config, config.critic_lr))
-    teacher = None if config.teacher is None else _load_teacher(config.teacher, base_model, policy, config, world)
+    if config.algorithm.compares_vocabularies and policy.context is not None:
+        raise UserError("algorithm.distill: full is not possible with resources.trainer.context above 1: use sampled")
+    teachers = {
+        name: policy if name == POLICY else _load_teacher(name, base_model, policy, config, world)
+        for name in teachers_of(config.teacher)
+        if not is_server(name)
+    }
     begins = config.algorithm.kl_coef if config.algorithm.kl_target else None
     kl_coef = None if begins is None else torch.tensor(begins, dtype=torch.float64)
-    return Models(policy=policy, reference=reference, critic=critic, teacher=teacher, kl_coef=kl_coef)
+    return Models(policy=policy, reference=reference, critic=critic, teachers=teachers, kl_coef=kl_coef)
 
 
 def _load_teacher(name: str, base_model: Path, policy: Policy, config: TrainerConfig, world: World) -> Policy:
-    """The teacher, which never learns. Collective. Raises ModelFolderError, and UserError where it cannot be used."""
+    """A teacher, which never learns. Collective. Raises ModelFolderError, and UserError where it cannot be used."""
     folder = resolve_model(name)
     check_same_tokens(base_model, folder)
-    if config.algorithm.compares_vocabularies and policy.context is not None:
-        raise UserError("algorithm.distill: full is not possible with resources.trainer.context above 1: use sampled")
     plain = config.model_copy(update={"train_layers": None, "lora": LoraConfig(), "activation_checkpointing": False})
     teacher = load(Policy, folder, plain.model_copy(update={"activation_offload": False}), world)
     if bool(teacher.unpacked) != bool(policy.unpacked):

@@ -9,6 +9,7 @@ The estimate of what a token keeps is that of decoder blocks whose norms are com
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -49,7 +50,7 @@ def compute_dtype(config: UpdateConfig, kind: str, began_with: str | None = None
 
 
 def microbatch_tokens(
-    config: UpdateConfig, dtype: str, shape: Shape | None, device: RankDevice, teacher: Shape | None = None
+    config: UpdateConfig, dtype: str, shape: Shape | None, device: RankDevice, teachers: Sequence[Shape] = ()
 ) -> int:
     """The tokens of a microbatch: the configured number, or else as many as a GPU's memory holds beside the models."""
     if config.tokens_per_microbatch != "auto":
@@ -59,8 +60,7 @@ def microbatch_tokens(
     if shape is None:
         return UNKNOWN
     free = USED * device.memory_bytes - held_bytes(config, dtype, shape, device.shards)
-    if teacher is not None:
-        free -= teacher_bytes(config, dtype, teacher, device.shards)
+    free -= sum(teacher_bytes(config, dtype, teacher, device.shards) for teacher in teachers)
     tokens = int(free / (SLACK * kept_bytes(config, dtype, shape)))
     return min(MOST, max(LEAST, tokens // STEP * STEP))
 

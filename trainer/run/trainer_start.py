@@ -9,6 +9,7 @@ from typing import Literal, TypeVar
 import torch
 
 from agentrl import visible
+from agentrl.configs.episodes.teachers import is_folder, teachers_of
 from agentrl.configs.run_config import RunConfig
 from agentrl.configs.trainer_config import TrainerConfig, UpdateConfig
 from agentrl.domain.schemas import Json
@@ -48,11 +49,13 @@ def resolved(
     """
     device = rank_device(world, share)
     dtype = compute_dtype(config, device.kind, began_with)
-    named = config.teacher if isinstance(config, TrainerConfig) else None
-    teacher = None if named is None else shape_in(resolve_model(named))
+    named = teachers_of(config.teacher) if isinstance(config, TrainerConfig) else []
+    teachers = [shape_in(resolve_model(one)) for one in named if is_folder(one)]
     settings: Json = {
         "dtype": dtype,
-        "tokens_per_microbatch": microbatch_tokens(config, dtype, shape_in(base_model), device, teacher),
+        "tokens_per_microbatch": microbatch_tokens(
+            config, dtype, shape_in(base_model), device, [s for s in teachers if s]
+        ),
     }
     return config.model_copy(update=world.share(settings))
 

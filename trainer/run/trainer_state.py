@@ -26,6 +26,7 @@ from agentrl.trainer.run.lease_renewal import Renewal
 from agentrl.trainer.run.trainer_start import compared_dtype, engine_dtype
 from agentrl.trainer.run_lineage import Lineage
 from agentrl.trainer.stop import Stop
+from agentrl.trainer.teachers.teaching import Teaching
 from agentrl.trainer.weights.mooncake_copy import MooncakeCopy
 from agentrl.trainer.weights.saved_models import SavedModels
 from agentrl.trainer.weights.version_writer import VersionWriter
@@ -60,6 +61,7 @@ class Trainer:
     publish_s: float = 0.0
     warned_over_budget: bool = False
     knows_metrics: bool = False  # whether a step's metrics have been compared with those that alarms name
+    teaching: Teaching | None = None  # where there is a teacher
     ahead: ReadAhead | None = None  # since the first step
     renewal: Renewal | None = None  # of the lease on the GPUs' memory, on rank 0
     sinks: Sinks = field(default_factory=Sinks.none)

@@ -16,7 +16,7 @@ import numpy as np
 
 from agentrl.domain.schemas import PROMPT_VERSION, Float32, TrajectoryTokens
 from agentrl.errors import UserError
-from agentrl.trainer.packing import Sample
+from agentrl.trainer.packing import Likeliest, Sample
 
 Item = list[Sample]
 """Samples of one group. The two samples of a pair are computed together."""
@@ -35,7 +35,10 @@ class Data:
         digest = hashlib.blake2b(digest_size=16)
         for item in (*self.train, *self.held_out):
             for sample in item:
-                for array in (sample.tokens.input_ids, sample.tokens.loss_mask, sample.advantages):
+                arrays = [sample.tokens.input_ids, sample.tokens.loss_mask, sample.advantages]
+                if sample.likeliest is not None:
+                    arrays += [sample.likeliest.ids, sample.likeliest.logprobs, sample.likeliest.temperatures]
+                for array in arrays:
                     digest.update(len(array).to_bytes(8, "little") + array.tobytes())
         return digest.hexdigest()
 
@@ -60,9 +63,12 @@ def make_sample(ids: Sequence[int], mask: Sequence[bool], *, group: str, name: s
     return Sample(tokens, _ones(tokens))
 
 
-def imitated(tokens: TrajectoryTokens) -> Sample:
-    """A recorded trajectory as a sample to imitate, at temperature 1."""
-    return Sample(dataclasses.replace(tokens, temperatures=np.ones_like(tokens.temperatures)), _ones(tokens))
+def imitated(tokens: TrajectoryTokens, likeliest: Likeliest | None = None) -> Sample:
+    """A recorded trajectory as a sample to imitate: its tokens at temperature 1, and its distributions, where they were
+    recorded, at their own.
+    """
+    plain = dataclasses.replace(tokens, temperatures=np.ones_like(tokens.temperatures))
+    return Sample(plain, _ones(tokens), likeliest=likeliest)
 
 
 def pair(chosen: Sample, rejected: Sample, group: str) -> Item:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from agentrl.configs.trainer_config import AdapterConfig
@@ -26,6 +27,7 @@ from agentrl.trainer.algorithms.preference import bradley_terry_losses, dpo_loss
 from agentrl.trainer.distributed import World
 from agentrl.trainer.models import run_models
 from agentrl.trainer.models.policy import Body, Policy
+from agentrl.trainer.models.teacher import Recorded
 from agentrl.trainer.packing import Microbatch, Sample, Unit, make_units
 from agentrl.trainer.tuning import reward_model
 from agentrl.trainer.tuning.items import Item
@@ -66,8 +68,14 @@ class Method(ABC):
         model_export.export(run_dir, model, base_model, adapter, world)
 
 
+@dataclass(frozen=True, slots=True)
 class Sft(Method):
-    """Cross-entropy: −log π of each trained token, averaged over the tokens of the batch."""
+    """Cross-entropy, −log π of each trained token, or the divergence from its recorded distribution, averaged over the
+    tokens of the batch.
+    """
+
+    compares: bool = False
+    """Whether items have recorded distributions."""
 
     def units(self, items: Sequence[Item], budget: int) -> list[Unit]:
         """One tree per group, cut to the budget: the losses of tokens are independent."""
@@ -78,10 +86,21 @@ class Sft(Method):
         return sum(int(sample.tokens.loss_mask.sum()) for item in items for sample in item)
 
     def loss(self, model: Body, m: Microbatch) -> tuple[Tensor, Sums]:
-        """Sums of −log π, and of entropies."""
-        logprobs_P, entropy_P = model(m)
-        loss: Tensor = -logprobs_P[m.predictions_S].sum() + 0.0 * logprobs_P.sum()
-        return loss, {"loss": loss.detach().double(), "entropy": entropy_P[m.predictions_S].detach().double().sum()}
+        """Sums of −log π or divergences, of entropies, and of tokens with a recorded distribution."""
+        likely = m.likely
+        recorded = None
+        if likely is not None:
+            recorded = Recorded(likely.ids_QK, likely.logprobs_QK, likely.own_Q, likely.temperatures_Q)
+        logprobs_P, entropy_P, *divergence = model(m, lesson=recorded)
+        losses_S = -logprobs_P[m.predictions_S]
+        sums: Sums = {"entropy": entropy_P[m.predictions_S].detach().double().sum()}
+        if self.compares:
+            sums["with_distribution"] = torch.zeros((), dtype=torch.float64, device=losses_S.device)
+        if likely is not None:
+            losses_S = losses_S.index_copy(0, likely.at_Q, divergence[0])
+            sums["with_distribution"] += len(likely.at_Q)
+        loss: Tensor = losses_S.sum() + 0.0 * logprobs_P.sum()
+        return loss, sums | {"loss": loss.detach().double()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +155,7 @@ def method_of(config: AnyConfig) -> Method:
     """The method of a configuration."""
     match config:
         case SftConfig():
-            return Sft()
+            return Sft(config.loss == "forward_kl")
         case DpoConfig():
             return Dpo(config)
         case RewardModelConfig():

@@ -5,21 +5,32 @@ An output is trained in exactly one of the paths that share it, as in the run it
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
 import numpy as np
 
 from agentrl.configs.tuning_config import DataConfig, PairDataConfig, SftDataConfig
-from agentrl.domain.schemas import TrajectoryTokens
+from agentrl.domain.schemas import Json, TrajectoryTokens
 from agentrl.domain.ties import tied
+from agentrl.errors import UserError, did_you_mean
 from agentrl.store import Database, runs
+from agentrl.store.exports import likeliest_tokens
 from agentrl.store.training import recorded_paths
+from agentrl.store.training.paths import upstream_answers as upstream_answers_of
+from agentrl.store.training.paths.upstream_answers import UpstreamAnswer
+from agentrl.trainer.packing import Likeliest
 from agentrl.trainer.tuning.items import Item, imitated, pair
 
 PAGE = 256
 """How many trajectories one transaction reads."""
+
+
+def base_model(database: Database, data: DataConfig) -> str:
+    """The folder of the model that the run began with. Raises UserError for an unknown run."""
+    assert data.run is not None
+    return str(database.query(runs.by_name, data.run).base_model)
 
 
 def read(database: Database, data: DataConfig) -> list[TrajectoryTokens]:
@@ -35,14 +46,58 @@ def read(database: Database, data: DataConfig) -> list[TrajectoryTokens]:
     return [t for t in found if t.loss_mask.any()]
 
 
-def conversations(found: Sequence[TrajectoryTokens], data: SftDataConfig) -> list[Item]:
+def upstream_answers(database: Database, data: SftDataConfig) -> list[UpstreamAnswer]:
+    """What the upstream answered. Raises UserError for an unknown run, and for an upstream that answered nothing, with
+    the nearest one that the run has.
+    """
+    assert data.run is not None
+    assert data.upstream is not None
+    run = database.query(runs.by_name, data.run)
+    found = database.query(upstream_answers_of.read, run.id, data.upstream)
+    if not found:
+        known = (run.config.get("proxy") or {}).get("upstreams") or {}
+        raise UserError(
+            f"data.upstream: {data.upstream!r} has answered nothing in completed sessions of run {data.run!r}"
+            f"{did_you_mean(data.upstream, set(known) - {data.upstream})}"
+        )
+    return found
+
+
+def distributions(database: Database, found: Sequence[TrajectoryTokens]) -> dict[str, Likeliest]:
+    """Trajectory → the recorded likeliest tokens of its calls; those without any are left out."""
+    made: dict[str, Likeliest] = {}
+    for start in range(0, len(found), PAGE):
+        page = {t.trajectory_id: t for t in found[start : start + PAGE]}
+        for name, calls in database.query(likeliest_tokens.of_trajectories, list(page)).items():
+            made[name] = _placed(page[name], calls)
+    return made
+
+
+def _placed(t: TrajectoryTokens, calls: Sequence[Json]) -> Likeliest:
+    """The likeliest tokens of calls at their places in a trajectory. Raises UserError for calls of other lengths."""
+    width = max(call["ids"].shape[1] for call in calls)
+    ids, logprobs = np.full((t.length, width), -1, np.int32), np.zeros((t.length, width), np.float32)
+    for call in calls:
+        here = slice(call["start"], call["start"] + len(call["ids"]))
+        if not (t.turn_ids[here] >= 0).all() or here.stop > t.length:
+            raise UserError(f"data.run: the likeliest tokens of trajectory {t.trajectory_id} do not fit its outputs")
+        known = np.isfinite(call["logprobs"])
+        ids[here, : call["ids"].shape[1]] = np.where(known, call["ids"], -1)
+        logprobs[here, : call["ids"].shape[1]] = np.where(known, call["logprobs"], 0)
+    return Likeliest(ids, logprobs, t.temperatures)
+
+
+def conversations(
+    found: Sequence[TrajectoryTokens], data: SftDataConfig, likeliest: Mapping[str, Likeliest] | None = None
+) -> list[Item]:
     """Each trajectory of the best episodes of its group that reach `min_reward`."""
+    known = likeliest or {}
     items: list[Item] = []
     for members in _groups(found):
         returns = {t.episode_id: t.episode_return for t in members}
         best = sorted(returns, key=lambda episode: -returns[episode])  # stable: the first of equal ones
         chosen = {e for e in best[: data.best_of_group] if data.min_reward is None or returns[e] >= data.min_reward}
-        items += [[imitated(t)] for t in members if t.episode_id in chosen]
+        items += [[imitated(t, known.get(t.trajectory_id))] for t in members if t.episode_id in chosen]
     return items
 
 

@@ -106,6 +106,17 @@ def _sources(conn: Connection, step_id: str) -> dict[str, str]:
     return {group_id: source for group_id, source in found.items() if source is not None}
 
 
+def task_sources(conn: Connection, step_id: str) -> dict[str, str]:
+    """Group → the source of `tasks` that its task came from; tasks of programs have none."""
+    rows = conn.execute(
+        select(groups.c.id, groups.c.run_id, tasks.c.position)
+        .join(tasks, tasks.c.id == groups.c.task_id)
+        .where(groups.c.id.in_(select(trajectories.c.group_id).where(trajectories.c.lease_step_id == step_id)))
+    ).all()
+    names = [source.name for source in task_rows.sources(conn, rows[0].run_id)] if rows else []
+    return {row.id: names[row.position % len(names)] for row in rows}
+
+
 def _name(sources: list[str], position: int | None) -> str | None:
     """The source of a task by its position, in a run of several sources."""
     return sources[position % len(sources)] if len(sources) > 1 and position is not None else None

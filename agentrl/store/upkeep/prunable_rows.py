@@ -24,6 +24,7 @@ from agentrl.store.tables import (
     sessions,
     step_trajectories,
     steps,
+    teacher_logprobs,
     token_facts,
     trajectories,
     trajectory_interactions,
@@ -90,6 +91,7 @@ def rows_of_groups(group_ids: Sequence[str]) -> dict[Table, ColumnElement[bool]]
     of_trajectory = select(trajectories.c.id).where(trajectories.c.group_id.in_(group_ids))
     return {
         token_facts: token_facts.c.trajectory_id.in_(of_trajectory),
+        teacher_logprobs: teacher_logprobs.c.trajectory_id.in_(of_trajectory),
         trajectory_interactions: trajectory_interactions.c.trajectory_id.in_(of_trajectory),
         trajectories: trajectories.c.group_id.in_(group_ids),
         rewards: rewards.c.session_id.in_(of_session),

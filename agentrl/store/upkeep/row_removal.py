@@ -43,6 +43,7 @@ TABLES = (
     "trajectories",
     "trajectory_interactions",
     "token_facts",
+    "teacher_logprobs",
     "contents",
     "events",
     "heartbeats",

@@ -30,6 +30,16 @@ def test_a_discount_with_credit_per_turn_is_cautioned_against(parts: dict[str, A
     assert ["turn_discount 0.9" in text for text in config(**parts).cautions] == [True] * said
 
 
+@pytest.mark.parametrize(
+    ("teacher", "weight", "said"),
+    [({"sums": "tiny"}, 0, True), ({"sums": "tiny"}, 0.5, False), ({"sums": "tiny", "words": "tiny"}, 0, False)],
+)
+def test_sources_from_which_nothing_is_learned_are_cautioned_against(teacher: Any, weight: float, said: bool) -> None:
+    trainer = {"teacher": teacher, "algorithm": {"distill_coef": 1.0, "reward_weight": weight}}
+    found = config(tasks=["sums.jsonl", "words.jsonl"], agent="a:B", trainer=trainer).cautions
+    assert ["nothing is learned from tasks of words," in text for text in found] == [True] * said
+
+
 def test_late_turns_of_a_longer_episode_exceed_the_baseline() -> None:
     """Two episodes that both earn 1, in one turn and in six: what the caution says."""
 

@@ -14,7 +14,7 @@ from agentrl.errors import UserError
 from agentrl.trainer.distributed import World
 from agentrl.trainer.models import head, mechanisms
 from agentrl.trainer.models.run_models import make_models
-from agentrl.trainer.models.teacher import Lesson
+from agentrl.trainer.models.teacher import Lesson, divergence_from
 
 TEMPERATURES = torch.linspace(0.6, 1.4, 10)
 
@@ -43,7 +43,7 @@ def test_the_divergence_equals_that_of_whole_logits(
     upstream = torch.randn(10)
     hidden.requires_grad_()
     lesson = Lesson(teacher_hidden, teacher_weight, TEMPERATURES, "reverse", top_k)
-    found = lesson.divergence_of(hidden, weight, TEMPERATURES)
+    found = divergence_from(lesson, hidden, weight, TEMPERATURES)
     (found * upstream).sum().backward()
 
     exact_hidden, exact_weight = (x.detach().double().requires_grad_() for x in (hidden, weight))
@@ -66,8 +66,7 @@ def test_a_teacher_that_reads_other_batches_is_refused(
     config = TrainerConfig(algorithm={"distill_coef": 1.0}, teacher=str(other))
     monkeypatch.setattr("agentrl.trainer.models.run_models.resolve_model", Path)
     monkeypatch.setattr("agentrl.trainer.models.run_models.check_same_tokens", lambda *_: None)
-    teacher = make_models(tiny_model, config, world).teacher
-    assert teacher is not None
+    (teacher,) = make_models(tiny_model, config, world).teachers.values()
     assert teacher.lm.config.hidden_size == 16
     monkeypatch.setattr(mechanisms, "unpackable", lambda lm: "a test" if lm.config.hidden_size == 16 else "")
     with pytest.raises(UserError, match=r"trainer\.teacher: .* read batches in different ways: a test"):

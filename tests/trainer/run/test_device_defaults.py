@@ -68,7 +68,7 @@ def test_numbers_are_kept_and_a_cpu_has_its_own() -> None:
 def test_a_teacher_leaves_fewer_tokens() -> None:
     known, config = shape(QWEN3_8B), TrainerConfig(activation_checkpointing=True)
     alone = microbatch_tokens(config, "bfloat16", known, gpu(79.1, 8))
-    taught = microbatch_tokens(config, "bfloat16", known, gpu(79.1, 8), known)
+    taught = microbatch_tokens(config, "bfloat16", known, gpu(79.1, 8), [known])
     assert LEAST < taught < alone
     held = teacher_bytes(config, "bfloat16", known, 8)
     assert held == pytest.approx(8.19e9 * 4 / 8 + 2 * (2 * 0.193e9 + 1.245e9), rel=0.02)  # weights; gathered ones

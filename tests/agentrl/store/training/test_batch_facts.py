@@ -118,3 +118,22 @@ def test_each_call_names_its_engine(db, run_id, limits):
         made.session_ids[0]: batch_facts.SampledBy("http://a", "vllm", several=False),
         made.session_ids[1]: batch_facts.SampledBy("http://a", "sglang", several=True),
     }
+
+
+def test_a_group_is_of_the_source_that_its_task_was_drawn_from(db, run_id, limits):
+    with db.write() as conn:
+        conn.execute(text("""UPDATE tasks SET data = '{"source": "a name in the data"}'"""))
+    drawn, given = group(db, run_id, limits), group(db, run_id, limits)
+    with db.write() as conn:  # as an outside program's group has it
+        conn.execute(text("UPDATE groups SET task_id = NULL, task = '{}' WHERE id = :id"), {"id": given.group_id})
+    batch = take(db, run_id, begin(db, run_id), 1)
+    with db.read() as conn:
+        assert batch_facts.task_sources(conn, batch.step_id) == {drawn.group_id: "tasks"}
+        assert batch_facts.task_sources(conn, "no step") == {}
+    with db.write() as conn:  # positions count the sources in turn
+        conn.execute(
+            text("INSERT INTO task_sources SELECT run_id, 1, 'more', 1.0, 0, 0, 0, true, NULL FROM task_sources")
+        )
+        moved = "UPDATE tasks SET position = 9 WHERE id = (SELECT task_id FROM groups WHERE id = :id)"
+        conn.execute(text(moved), {"id": drawn.group_id})
+        assert batch_facts.task_sources(conn, batch.step_id) == {drawn.group_id: "more"}
