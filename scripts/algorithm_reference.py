@@ -156,6 +156,11 @@ before the step) measure it.
 In the first `critic_warmup_steps` steps only the critic learns: the policy is measured and published as it is.
 `critic_lr_schedule` gives the critic a schedule of its own.
 
+`trainer.critic_from` names the folder of a model that `agentrl reward-model` trained. The critic then starts with the
+reward model's body and head, so its first values are the scores of the states, in the reward model's scale. A folder of
+another architecture, with another tokenizer or with another number of outputs is refused by name. A few
+`critic_warmup_steps` fit the scale of the values to that of the returns.
+
 Samples with the same first tokens share states and values, which are computed once; each sample has its own advantages.
 
 ## The reference policy

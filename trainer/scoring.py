@@ -23,12 +23,12 @@ from agentrl.domain.batches.rank_shares import Cut, cut_outlines, group_tokens, 
 from agentrl.domain.schemas import Float32, TrajectoryTokens
 from agentrl.trainer.algorithms.advantages import penalized_advantages, token_advantages, turn_advantages
 from agentrl.trainer.algorithms.bounds import LARGEST_LOG_RATIO, bounded
+from agentrl.trainer.algorithms.gae import gae_advantages
 from agentrl.trainer.algorithms.kl import kl_divergence
 from agentrl.trainer.algorithms.user_functions import AdvantageFunction, user_advantages
 from agentrl.trainer.batches.share import Pack, Share, built, cut_arrays, packs_of
 from agentrl.trainer.batches.step_times import StepTimes
 from agentrl.trainer.distributed import World
-from agentrl.trainer.models.critic import gae_advantages
 from agentrl.trainer.models.run_models import Models
 from agentrl.trainer.models.sharding import reshard
 from agentrl.trainer.packing import Microbatch, Sample

@@ -77,6 +77,10 @@ def make_models(base_model: Path, config: TrainerConfig, world: World) -> Models
             reference.overlay(config.reference, world)
     if config.algorithm.needs_critic:
         model = load(Critic, base_model, config, world)
+        if config.critic_from is not None:
+            folder = resolve_model(str(config.critic_from))
+            check_same_tokens(base_model, folder, "trainer.critic_from")
+            model.begin_as(folder)
         critic = Learner(model, make_optimizer(model, config, config.critic_lr))
     teacher = None if config.teacher is None else _load_teacher(config.teacher, base_model, policy, config, world)
     begins = config.algorithm.kl_coef if config.algorithm.kl_target else None

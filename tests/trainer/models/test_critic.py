@@ -9,15 +9,19 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from folders import save_kind
 from plain import load_plain
+from safetensors.torch import load_file, save_file
 from steps import ALLOWED, assert_close, keep_gradients
-from support import AGES, random_samples, random_trajectory
+from support import AGES, random_samples, random_trajectory, save_tiny_model
 
 from agentrl.configs.algorithm import Algorithm
-from agentrl.configs.trainer_config import TrainerConfig
+from agentrl.configs.trainer_config import LoraConfig, TrainerConfig
 from agentrl.domain.schemas import TrajectoryTokens
+from agentrl.errors import ModelFolderError
+from agentrl.trainer.algorithms.gae import gae_advantages, token_rewards
 from agentrl.trainer.distributed import World, full
-from agentrl.trainer.models.critic import Critic, Learner, explained_variance, gae_advantages, token_rewards
+from agentrl.trainer.models.critic import Critic, Learner, explained_variance
 from agentrl.trainer.models.policy import Policy
 from agentrl.trainer.models.rank_parts import owned
 from agentrl.trainer.models.run_models import Models, make_models
@@ -25,6 +29,7 @@ from agentrl.trainer.models.sharding import load_sharded
 from agentrl.trainer.optimizer import make_optimizer
 from agentrl.trainer.packing import collate, make_units
 from agentrl.trainer.scoring import make_samples
+from agentrl.trainer.tuning.reward_model import RewardModel, export
 from agentrl.trainer.update import update_policy
 
 PPO = Algorithm(preset="ppo")
@@ -268,3 +273,83 @@ def test_a_warm_up_moves_the_critic_and_leaves_the_policy(tiny_model: Path, worl
     assert not optimizer.state
     assert step(only_critic=False)["grad_norm"] > 0
     assert any(not torch.equal(before, weights(models.policy)[name]) for name, before in policy.items())
+
+
+# -- a reward model as the beginning -------------------------------------------------------------------------------
+
+
+def reward_folder(base: Path, out: Path, world: World, adapter: LoraConfig = LoraConfig()) -> Path:
+    """What `agentrl reward-model` writes, of a model whose trained tensors are not the base model's; and its scores."""
+    model = load_sharded(RewardModel, base, world.mesh, adapter=adapter)
+    torch.manual_seed(3)
+    with torch.no_grad():
+        for _, p in model.trainable():
+            owned(p)[0].add_(torch.randn(p.shape) * 0.05)
+        scores = model(collate(make_units(random_samples(), 4096)))
+    export(out, model, base, adapter, world)
+    torch.save(scores, out / "scores")
+    return out / "model"
+
+
+def begun(base: Path, folder: Path, world: World, **settings: Any) -> Critic:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("agentrl.trainer.models.run_models.resolve_model", Path)
+        patch.setattr("agentrl.trainer.models.run_models.check_same_tokens", lambda *_: None)
+        models = make_models(base, TrainerConfig(algorithm="ppo", critic_from=folder, **settings), world)
+    assert models.critic is not None
+    return models.critic.critic
+
+
+@pytest.mark.parametrize("kind", ["qwen2-untied", "llama-tied", "qwen3-experts"])
+@pytest.mark.parametrize("settings", [{}, {"train_layers": 1}, {"lora": LoraConfig(rank=2, alpha=4)}])
+def test_a_critic_from_a_reward_model_predicts_its_scores(
+    kind: str, settings: dict[str, Any], tmp_path: Path, world: World
+) -> None:
+    base = save_kind(kind, tmp_path / "base")
+    folder = reward_folder(base, tmp_path, world)
+    critic = begun(base, folder, world, **settings)
+    with torch.no_grad():
+        found = critic(collate(make_units(random_samples(), 4096)))
+    torch.testing.assert_close(found, torch.load(tmp_path / "scores"), rtol=1e-5, atol=1e-5)
+    assert found.any()
+
+
+def test_a_reward_models_merged_adapter_is_a_part_of_the_critic(tiny_model: Path, tmp_path: Path, world: World) -> None:
+    folder = reward_folder(tiny_model, tmp_path, world, LoraConfig(rank=2, alpha=4))
+    with torch.no_grad():
+        found = begun(tiny_model, folder, world)(collate(make_units(random_samples(), 4096)))
+    torch.testing.assert_close(found, torch.load(tmp_path / "scores"), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "expected"),
+    [
+        ({"num_hidden_layers": 2}, r"another architecture than the run's model: it lacks model\.layers\.2\."),
+        ({"num_hidden_layers": 4}, r"another architecture than the run's model: it also has model\.layers\.3\."),
+        ({"hidden_size": 16}, r"embed_tokens\.weight has shape \(\d+, 16\), the model has \(\d+, 32\)"),
+        ({"vocab_size": 50}, r"embed_tokens\.weight has shape \(50, 32\)"),
+    ],
+)
+def test_a_reward_model_of_another_architecture_is_refused(
+    sizes: dict[str, int], expected: str, tiny_model: Path, tmp_path: Path, world: World
+) -> None:
+    folder = tmp_path / "model"
+    tensors = load_file(save_tiny_model(folder, **sizes) / "model.safetensors")
+    save_file(tensors | {"score.weight": torch.zeros(1, 32)}, folder / "model.safetensors")
+    with pytest.raises(ModelFolderError, match=rf"trainer\.critic_from: .*{expected}"):
+        begun(tiny_model, folder, world)
+
+
+def test_a_model_without_a_head_of_one_output_is_refused(tiny_model: Path, tmp_path: Path, world: World) -> None:
+    with pytest.raises(ModelFolderError, match=r"has no score\.weight, the head of a model of `agentrl reward-model`"):
+        begun(tiny_model, tiny_model, world)
+    folder = reward_folder(tiny_model, tmp_path, world)
+    tensors = load_file(folder / "model.safetensors")
+    save_file(tensors | {"score.weight": torch.zeros(3, 32)}, folder / "model.safetensors")
+    with pytest.raises(ModelFolderError, match=r"score\.weight has shape \(3, 32\), the model has \(1, 32\)"):
+        begun(tiny_model, folder, world)
+
+
+def test_only_algorithms_with_a_critic_begin_with_one(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="critic_from needs an algorithm with a critic"):
+        TrainerConfig(algorithm="grpo", critic_from=tmp_path)
