@@ -42,7 +42,7 @@ is the policy just before the step. Their ratio w corrects for data that is olde
 differences between engine and trainer. ρ limits how far one step changes the policy. With one minibatch per step ρ is
 1, because the policy has not changed when the loss is computed. With several minibatches, `proximal: recompute` costs
 one forward pass and `interpolate` costs none. `m2_threshold`, `clip_cov`, `kl_cov`, `correction_normalize` and
-`masked_in_mean: false` depend on figures of the whole minibatch, which cost one more forward pass of it
+`masked_in_mean` depend on figures of the whole minibatch, which cost one more forward pass of it
 (`masked_fraction` is the share of tokens that the first two mask).
 
 A *sequence* is a trajectory: the loss tokens of one path through a session's calls, without the tokens between them.
@@ -54,8 +54,10 @@ with weights within the staleness limit. If `correction: mask`, `correction: rej
 token, its loss is 0, but it still counts in the denominator (tokens, its trajectory's length, trajectories). So does
 a trajectory whose tokens are all masked. KL and entropy of a masked token still count.
 
-verl's rejection and AReaL's M2PO remove such tokens from the loss mask before the mean, and `masked_in_mean: false`
-does the same: masked tokens are in no denominator and have neither KL nor entropy in the loss. With the default, if a
+verl's rejection and AReaL's M2PO remove such tokens from the loss mask before the mean. `masked_in_mean: trajectories`
+is verl's: masked tokens have neither KL nor entropy in the loss and are in no number of tokens, but a trajectory whose
+tokens are all masked still counts as a trajectory, so rejecting whole trajectories makes `sequence_mean` smaller and
+`token_mean` not. With `none`, such a trajectory is in no denominator either. With the default, if a
 share f of the tokens is kept, their `token_mean` is ours divided by f, and their mean over a trajectory is over its
 kept tokens only. Ours keeps each token's weight, so a batch with few tokens left changes the policy less. The learning
 rate that matches theirs is ours divided by f. For M2PO, f is 1 − `masked_fraction`; for corrections it is 1 −

@@ -144,9 +144,9 @@ def update_policy(
     )
     with times.reading("build"):
         work = plan_update(share, budget, config, world)
-    if not config.algorithm.masked_in_mean:
+    if config.algorithm.masked_in_mean != "all":
         _choose_tokens(update, work.silent, 0.0)
-        work = replace(work, silent_totals=counted(work.silent, world))
+        work = replace(work, silent_totals=counted(work.silent, config.algorithm, world))
     score(update, work)
     learn(update, work)
     return _metrics(update, share)
@@ -158,7 +158,7 @@ def update_policy(
 def plan_update(share: Share, budget: int, config: TrainerConfig, world: World) -> Plan:
     """Pack groups into this rank's microbatches of at most `budget` tokens. Collective."""
     minibatches, silent = minibatch_packs(share, config.algorithm, config.minibatches, budget, world)
-    return Plan(minibatches, silent, counted(silent, world))
+    return Plan(minibatches, silent, counted(silent, config.algorithm, world))
 
 
 # -- score ------------------------------------------------------------------------------------------------------------
@@ -193,7 +193,7 @@ def learn(update: Update, work: Plan) -> None:
     update.grad_norms = {name: [] for name, *_ in update.learning}
     for done, packs in enumerate(work.minibatches):
         _choose_tokens(update, packs, done / count)
-        totals = _plus(counted(packs, update.world), work.silent_totals, 1 / count)
+        totals = _plus(counted(packs, update.passes.algorithm, update.world), work.silent_totals, 1 / count)
         stats = _accumulate_gradients(update, packs, totals, done / count)
         with update.times.reading("update"):
             finite = _apply_gradients(update, stats, f"minibatch {done + 1} of {count}")

@@ -124,9 +124,9 @@ class Algorithm(Section):
     """Lower bound of w, for `mask` and `reject`."""
     correction_normalize: bool = False
     """Divide the weights by their mean over the minibatch's tokens (self-normalised importance sampling)."""
-    masked_in_mean: bool = True
-    """Count tokens that `correction` or `m2_threshold` masks in the denominators of `aggregation`; false: leave them
-    out, as verl does, so that a minibatch's size does not depend on how many are masked.
+    masked_in_mean: Literal["all", "trajectories", "none"] = "all"
+    """The denominators of `aggregation` in which tokens count that `correction` or `m2_threshold` masks: all; only the
+    number of trajectories, which then includes those that are masked as a whole (verl); none.
     """
 
     aggregation: Literal["token_mean", "sequence_mean", "sequence_sum", "constant"] = "sequence_mean"
@@ -235,8 +235,9 @@ class Algorithm(Section):
             raise ValueError(f"correction_floor applies to mask and reject, not to {self.correction}")
         if self.correction_normalize and self.correction in ("reject", "none"):
             raise ValueError("correction_normalize needs weights: correction truncate or mask")
-        if not self.masked_in_mean and self.correction not in ("mask", "reject") and self.m2_threshold is None:
-            raise ValueError("masked_in_mean: false needs correction mask or reject, or m2_threshold")
+        masks = self.correction in ("mask", "reject") or self.m2_threshold is not None
+        if self.masked_in_mean != "all" and not masks:
+            raise ValueError(f"masked_in_mean: {self.masked_in_mean} needs correction mask or reject, or m2_threshold")
         if self.clip_cov_low >= self.clip_cov_high:
             raise ValueError("clip_cov_low must be less than clip_cov_high")
         if (self.clip_cov or self.kl_cov) and self.ratio != "token":
@@ -271,9 +272,8 @@ class Algorithm(Section):
     @property
     def chooses_tokens(self) -> bool:
         """Whether a minibatch's loss depends on figures of all of its tokens, which take a forward pass before it."""
-        return bool(
-            self.m2_threshold or self.clip_cov or self.kl_cov or self.correction_normalize or not self.masked_in_mean
-        )
+        chosen = self.m2_threshold or self.clip_cov or self.kl_cov or self.correction_normalize
+        return bool(chosen) or self.masked_in_mean != "all"
 
     @property
     def needs_reference(self) -> bool:

@@ -49,7 +49,7 @@ CASES: dict[str, dict[str, Any]] = {
     "kl-in-reward": {"algorithm": {"preset": "rloo", "kl_coef": 0.1}},
     "kl-controlled": {"algorithm": {"kl_coef": 0.1, "kl_target": 1e-3, "kl_gain": 1.0}},
     "masked-out-of-the-mean": {
-        "algorithm": {"correction": "reject", "correction_cap": 1.5, "masked_in_mean": False},
+        "algorithm": {"correction": "reject", "correction_cap": 1.5, "masked_in_mean": "none"},
         "minibatches": 2,
     },
     "weights-normalised": {"algorithm": {"correction_normalize": True}},
