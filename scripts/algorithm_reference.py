@@ -149,6 +149,11 @@ these rewards is the turn's return. With `credit: trajectory` the trajectory's l
 episode's return. The value after the last loss token is 0. Targets are advantage + value, before advantages are
 whitened.
 
+With `advantage_level: turn` the time steps are the turns (Turn-PPO, arXiv 2512.17008): a turn's reward is the sum of
+its tokens' rewards, its value is that of the state before its first loss token, and all of its tokens have its
+advantage. γ and λ then apply per turn, and the critic learns only the values of those states, in a mean over turns.
+With tokens as time steps and λ below 1, the first tokens of a long answer depend little on the reward after it.
+
 The critic is a separate model: the base model's body with as many trained layers as the policy, and a linear head
 that starts at 0. Its values are computed before the step. It learns from the same minibatches at `critic_lr`: ½
 max((V − T)², (V_old + clip(V − V_old, ±`value_clip`) − T)²), mean over tokens. Checkpoints contain the critic and its
@@ -164,6 +169,19 @@ another architecture, with another tokenizer or with another number of outputs i
 `critic_warmup_steps` fit the scale of the values to that of the returns.
 
 Samples with the same first tokens share states and values, which are computed once; each sample has its own advantages.
+
+### Truncated episodes
+
+An episode that a limit ended has not ended for the task: more reward could have followed. By default the value after
+the last loss token is 0 all the same, which teaches a critic that the states before a limit are worth nothing.
+`bootstrap_truncated: true` takes the critic's value of the state after the episode's last token instead (arXiv
+1712.00378), which costs one more predicted token for each such episode. Recorded facts decide: the episode's last main
+call has the `finish_reason` `length`, or its agent has said `truncated` at the session's end ([REST](rest.md),
+`Result.truncated`). Of the ready-made agents, `tool_agent` says so after `max_turns`, `max_tokens` and a full context;
+`multi_turn`, OpenEnv and Gymnasium environments do so when their turns have run out. An episode that exceeds
+`rollout.timeout_s` fails and is never trained. In an episode with several paths, only the path of the last main call
+goes on in the value; sessions of sub-agents end with their parent. `truncated_episodes` is the share of such episodes.
+Leave it off where the limit is a part of the task, for example a question that must be answered in three attempts.
 
 ## The reference policy
 

@@ -236,14 +236,18 @@ def _accumulate_gradients(update: Update, packs: Sequence[Pack], totals: Totals,
         if update.learner:
             critic = update.learner.critic
             with times.reading("forward"):
-                loss = value_loss(critic, m, totals, algorithm.value_clip, stats)
+                loss = value_loss(critic, m, totals, algorithm, stats)
             with times.reading("backward"):
                 backward(critic, loss, update.world, more=more)
     return stats
 
 
 def _plus(totals: Totals, rest: Totals, share: float) -> Totals:
-    return Totals(totals.tokens + share * rest.tokens, totals.sequences + share * rest.sequences)
+    return Totals(
+        totals.tokens + share * rest.tokens,
+        totals.sequences + share * rest.sequences,
+        totals.turns + share * rest.turns,
+    )
 
 
 @torch.no_grad()
@@ -292,7 +296,7 @@ def _metrics(update: Update, share: Share) -> Metrics:
     if policy.routing is not None:
         metrics |= update.stats.routing_metrics(update.world, balances=update.config.router_aux_loss_coef > 0)
     if update.learner:
-        metrics["explained_variance"] = explained_variance(share.samples, update.world.total)
+        metrics["explained_variance"] = explained_variance(share.samples, algorithm, update.world.total)
     return (
         metrics
         | {name: mean(norms) for name, norms in update.grad_norms.items()}

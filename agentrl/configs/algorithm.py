@@ -35,9 +35,17 @@ class Algorithm(Section):
     values.
     """
     gae_gamma: Fraction = 1.0
-    """γ of `gae`, per loss token."""
+    """γ of `gae`, per time step (`advantage_level`)."""
     gae_lambda: Fraction = 1.0
     """λ of `gae`."""
+    advantage_level: Literal["token", "turn"] = "token"
+    """The time steps of `gae`: `token`: each loss token; `turn`: each turn, with one value, that of the state before
+    its first loss token, and one advantage for all of its tokens. γ and λ are per time step.
+    """
+    bootstrap_truncated: bool = False
+    """Where a limit ended an episode, `gae` takes the critic's value of the state after its last token, instead of 0 as
+    at an episode's own end ([truncated episodes](algorithms.md#truncated-episodes)).
+    """
     baseline: Literal["group_mean", "leave_one_out", "length_weighted", "max_at_k", "critic", "none"] = "group_mean"
     """The baseline that is subtracted from a return: the group's mean; the mean of the others; the group's mean,
     weighted by loss tokens (OPO); the one under which advantages raise the expected maximum of `best_of` episodes
@@ -196,6 +204,10 @@ class Algorithm(Section):
     def _parts_fit(self) -> Algorithm:
         if (self.estimator == "gae") != (self.baseline == "critic"):
             raise ValueError("estimator gae and baseline critic go together")
+        if self.estimator != "gae" and self.bootstrap_truncated:
+            raise ValueError("bootstrap_truncated needs a critic, whose values it uses: estimator gae")
+        if self.estimator != "gae" and self.advantage_level != "token":
+            raise ValueError("advantage_level: turn needs a critic: estimator gae")
         if self.estimator == "gae" and self.normalization not in ("whiten", "none"):
             raise ValueError(f"normalization {self.normalization} applies to returns; use whiten or none with gae")
         if self.baseline == "max_at_k" and (

@@ -55,6 +55,10 @@ CASES: dict[str, dict[str, Any]] = {
     "weights-normalised": {"algorithm": {"correction_normalize": True}},
     "taught": {"algorithm": {"distill_coef": 0.5, "distill": "full"}, "teacher": "other", "minibatches": 2},
     "taught-by-tokens": {"algorithm": {"preset": "ppo", "distill_coef": 0.5}, "teacher": "other"},
+    "turns-with-values": {
+        "algorithm": {"preset": "ppo", "advantage_level": "turn", "bootstrap_truncated": True},
+        "minibatches": 2,
+    },
     "top-layer": {"train_layers": 1},
     "adapter": {"lora": {"rank": 3, "alpha": 6}},
     "critic-reference-adapter": {

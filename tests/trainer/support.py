@@ -103,6 +103,7 @@ def outline_of(t: TrajectoryTokens, *, wasted_tokens: int = 0) -> Outline:
         turn_returns=t.turn_returns,
         episode_return=t.episode_return,
         wasted_tokens=wasted_tokens,
+        truncated=t.truncated,
     )
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -23,14 +25,23 @@ from agentrl.trainer.algorithms.advantages import (
 from agentrl.trainer.algorithms.packed_rows import Rows, suffix_sums
 
 
-def gae(rewards_S: Tensor, values_S: Tensor, trajectories: Rows, gamma: float, lambda_: float) -> tuple[Tensor, Tensor]:
+def gae(
+    rewards_S: Tensor,
+    values_S: Tensor,
+    trajectories: Rows,
+    gamma: float,
+    lambda_: float,
+    ends_R: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
     """(S,) advantages A_t = Σ_l (γλ)^l δ_{t+l}, δ_t = r_t + γ V_{t+1} − V_t, and (S,) the critic's targets A_t + V_t.
 
-    Time runs over a trajectory's loss tokens; V is 0 after the last one. arXiv 1506.02438, eq. 16.
+    Time runs over the S steps of each trajectory: its loss tokens, or its turns. After the last one V is `ends_R`, (R,)
+    by trajectory: the value of the state in which a limit ended the episode, and 0 at an episode's own end; None: 0
+    everywhere. arXiv 1506.02438, eq. 16; "partial-episode bootstrapping", arXiv 1712.00378, section 4, eq. 6.
     """
-    next_S = torch.zeros_like(values_S)
+    next_S = torch.zeros_like(values_S) if ends_R is None else trajectories.spread(ends_R)
     goes_on_S = trajectories.of_S[1:] == trajectories.of_S[:-1]
-    next_S[:-1] = torch.where(goes_on_S, values_S[1:], 0.0)
+    next_S[:-1] = torch.where(goes_on_S, values_S[1:], next_S[:-1])
     advantages_S = suffix_sums(rewards_S + gamma * next_S - values_S, trajectories, gamma * lambda_)
     return advantages_S, advantages_S + values_S
 
@@ -58,11 +69,15 @@ def gae_advantages(
     costs: Sequence[Float32] | None = None,
     batch: Sequence[Credited] | None = None,
     totals: Totals = alone,
+    ends: Sequence[float] | None = None,
 ) -> tuple[list[Float32], list[Float32]]:
     """For each trajectory, the advantages (T,) and the critic's targets (T,), from the critic's `values` (T,).
 
-    Only loss tokens count; the others have 0. `costs` (T,) are subtracted from the rewards. `whiten` gives the
-    advantages mean 0 and (population) deviation 1 over the batch's loss tokens; targets are computed before that.
+    Only loss tokens count; the others have 0. `costs` (T,) are subtracted from the rewards. `ends` are the values after
+    the last tokens; None: 0. With `advantage_level: turn`, a turn is one step of time: its reward is that of its
+    tokens, its value that of its first loss token, and all of its tokens have its advantage and target (Turn-PPO, arXiv
+    2512.17008). `whiten` gives the advantages mean 0 and (population) deviation 1 over the batch's loss tokens; targets
+    are computed before that.
     `batch` has the outlines of the whole batch where `trajectories` are one rank's share; None: they are all of it.
     Collective if `totals` is.
     """
@@ -77,13 +92,46 @@ def gae_advantages(
         known = np.concatenate([v[t.loss_mask] for v, t in zip(values[part], chosen, strict=True)], dtype=np.float64)
         lengths = [int(np.count_nonzero(t.loss_mask)) for t in chosen]
         rows = Rows(torch.from_numpy(np.repeat(np.arange(len(chosen)), lengths)), len(chosen))
-        found = gae(torch.from_numpy(rewards), torch.from_numpy(known), rows, algorithm.gae_gamma, algorithm.gae_lambda)
-        ends = np.cumsum(lengths)[:-1]
-        advantages += np.split(found[0].numpy(), ends)
-        targets += np.split(found[1].numpy(), ends)
+        after = None if ends is None else torch.tensor(ends[part], dtype=torch.float64)
+        given = (torch.from_numpy(rewards), torch.from_numpy(known), rows)
+        how = (algorithm.gae_gamma, algorithm.gae_lambda, after)
+        if algorithm.advantage_level == "turn":
+            found = _by_turn(
+                *given, np.concatenate([np.empty(0, np.int64), *(t.turn_ids[t.loss_mask] for t in chosen)]), *how
+            )
+        else:
+            found = gae(*given, *how)
+        cuts = np.cumsum(lengths)[:-1]
+        advantages += np.split(found[0].numpy(), cuts)
+        targets += np.split(found[1].numpy(), cuts)
     if algorithm.normalization == "whiten":
         advantages = [w.advantages for w in whitened([Weighed(a, np.ones_like(a)) for a in advantages], totals)]
     return _placed(trajectories, [by_sign(a, algorithm) for a in advantages]), _placed(trajectories, targets)
+
+
+def _by_turn(
+    rewards_S: Tensor,
+    values_S: Tensor,
+    trajectories: Rows,
+    turns_S: npt.NDArray[np.integer[Any]],
+    gamma: float,
+    lambda_: float,
+    ends_R: Tensor | None,
+) -> tuple[Tensor, Tensor]:
+    """`gae` over turns, at each token of a turn; `turns_S` has the number of each token's turn in its trajectory."""
+    first_S = first_of_turns(trajectories.of_S, torch.from_numpy(turns_S))
+    of_S = first_S.long().cumsum(0) - 1
+    turns = Rows(of_S, int(first_S.sum()))
+    of_trajectories = Rows(trajectories.of_S[first_S], trajectories.count)
+    found = gae(turns.sums(rewards_S), values_S[first_S], of_trajectories, gamma, lambda_, ends_R)
+    return turns.spread(found[0]), turns.spread(found[1])
+
+
+def first_of_turns(trajectories_S: Tensor, turns_S: Tensor) -> Tensor:
+    """(S,) bool, true for the first loss token of each turn: `turns_S` tells the turns of a trajectory apart."""
+    first_S = torch.ones_like(turns_S, dtype=torch.bool)
+    first_S[1:] = (trajectories_S[1:] != trajectories_S[:-1]) | (turns_S[1:] != turns_S[:-1])
+    return first_S
 
 
 def _chunks(lengths: Sequence[int], most: int) -> Iterator[slice]:

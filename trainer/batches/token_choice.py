@@ -66,11 +66,12 @@ def choose_tokens(scored: Sequence[Scored], algorithm: Algorithm, version: int, 
 
 
 def counted(packs: Sequence[Pack], algorithm: Algorithm, world: World) -> Totals:
-    """Tokens that count, and trajectories with such tokens, or with loss tokens if all trajectories count, over all
-    ranks. Collective.
+    """Tokens that count, and trajectories with such tokens, or with loss tokens if all trajectories count, and turns
+    with loss tokens, over all ranks. Collective.
     """
-    tokens = sequences = 0.0
+    tokens = sequences = turns = 0.0
     for pack in packs:
+        turns += sum(int(np.count_nonzero(s.tokens.turn_tokens)) for s in pack.samples)
         if pack.counts_S is None:
             tokens, sequences = tokens + pack.loss_tokens, sequences + len(pack.samples)
             continue
@@ -80,7 +81,7 @@ def counted(packs: Sequence[Pack], algorithm: Algorithm, world: World) -> Totals
             continue
         ends = np.cumsum([int(np.count_nonzero(s.tokens.loss_mask)) for s in pack.samples])[:-1]
         sequences += sum(bool(part.any()) for part in np.split(pack.counts_S.cpu().numpy(), ends))
-    return Totals(**world.total({"tokens": tokens, "sequences": sequences}))
+    return Totals(**world.total({"tokens": tokens, "sequences": sequences, "turns": turns}))
 
 
 Masks = list[Tensor | None]

@@ -120,6 +120,7 @@ def batch_metrics(batch: BatchOutline, advantages: AdvantageFacts) -> Metrics:
         "reward/std": float(returns.std()),
         "reward/min": float(returns.min()),
         "reward/max": float(returns.max()),
+        "truncated_episodes": len({t.episode_id for t in batch.trajectories if t.truncated}) / len(returns),
         **_advantages(batch, advantages),
         **_ages(batch),
         **_lengths(batch),

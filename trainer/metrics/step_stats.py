@@ -32,9 +32,8 @@ PER_TOKEN = (
     "masked_fraction",
     "kl_reference",
     "kl_teacher",
-    "value_loss",
 )
-"""Metrics that are means over the loss tokens of all minibatches; the last three need other models."""
+"""Metrics that are means over the loss tokens of all minibatches; the last two need other models."""
 OF_OUR_LOSS = (
     "clip_fraction",
     "behavior_weight",
@@ -44,7 +43,7 @@ OF_OUR_LOSS = (
     "kl_teacher",
 )
 """Those that a loss function of the user does not compute."""
-SUMMED = (*PER_TOKEN, "loss", "tokens", "tokens_computed")
+SUMMED = (*PER_TOKEN, "value_loss", "values", "loss", "tokens", "tokens_computed")
 """The figures that are summed over ranks."""
 
 
@@ -101,10 +100,11 @@ class StepStats:
         loads = [loads_RE for _, loads_RE in everyones if loads_RE is not None]
         return found | (load_metrics(torch.stack(loads).sum(0)) if loads else {})
 
-    def add_value_losses(self, losses_S: Tensor) -> None:
-        """Add the critic's pass over the microbatch that was added last."""
+    def add_value_losses(self, losses_S: Tensor, of_S: Tensor) -> None:
+        """Add the critic's pass over the microbatch that was added last; `of_S` is true for the tokens with a value."""
         self.seen[-1].value_losses_S = losses_S
         self._sum("value_loss", losses_S.double().sum())
+        self._sum("values", of_S.double().sum())
 
     def compare(self, before_S: Tensor, m: Microbatch, version: int) -> None:
         """Add the gaps between engine and trainer; `before_S` is log π of the policy before the step, `version`."""
@@ -150,11 +150,11 @@ class StepStats:
         absent = {
             "kl_reference": not algorithm.needs_reference,
             "kl_teacher": not algorithm.distill_coef,
-            "value_loss": not algorithm.needs_critic,
         }
         absent |= dict.fromkeys(OF_OUR_LOSS, True) if own_loss else {}
         return {
             **{name: sums[name] / max(1.0, sums["tokens"]) for name in (*PER_TOKEN, *named) if not absent.get(name)},
+            **({"value_loss": sums["value_loss"] / max(1.0, sums["values"])} if algorithm.needs_critic else {}),
             "loss": sums["loss"] / max(1, minibatches),
             "tokens_trained": sums["tokens"],
             "tokens_computed": sums["tokens_computed"],

@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from agentrl.configs.algorithm import Algorithm
 from agentrl.errors import ModelFolderError
 from agentrl.trainer.algorithms.advantages import Totals, alone
 from agentrl.trainer.models import rank_parts
@@ -79,14 +80,19 @@ class Learner:
     optimizer: torch.optim.Optimizer
 
 
-def explained_variance(samples: Sequence[Sample], totals: Totals = alone) -> float:
-    """1 − Var(target − value) / Var(target) over a batch's loss tokens: 1 is perfect, 0 or less is useless. Collective
-    if `totals` is.
+def explained_variance(samples: Sequence[Sample], algorithm: Algorithm, totals: Totals = alone) -> float:
+    """1 − Var(target − value) / Var(target) over a batch's loss tokens, or the first ones of its turns where those have
+    values: 1 is perfect, 0 or less is useless. Collective if `totals` is.
     """
-    known = [
-        (s.targets, s.values, s.tokens.loss_mask) for s in samples if s.targets is not None and s.values is not None
-    ]
-    pairs = [(t[m].astype(np.float64), t[m].astype(np.float64) - v[m]) for t, v, m in known]
+    pairs = []
+    for s in samples:
+        if s.targets is not None and s.values is not None:
+            of = s.tokens.loss_mask
+            target, value = s.targets[of].astype(np.float64), s.values[of]
+            if algorithm.advantage_level == "turn":
+                first = np.diff(s.tokens.turn_ids[of], prepend=-1) != 0
+                target, value = target[first], value[first]
+            pairs.append((target, target - value))
     sums = totals(
         {
             "n": float(sum(len(target) for target, _ in pairs)),

@@ -32,6 +32,7 @@ def pack(batch: BatchOutline) -> bytes:
         "turn_returns": _flat([o.turn_returns for o in of], np.float64),
         "episode_return": np.array([o.episode_return for o in of], np.float64),
         "wasted": np.array([o.wasted_tokens for o in of], np.int64),
+        "truncated": np.array([o.truncated for o in of], np.bool_),
     }
     header = orjson.dumps(
         {
@@ -67,6 +68,7 @@ def _outlines(columns: dict[str, NDArray[Any]], returns_by_name: list[list[Any]]
     named = [_read(columns[name]) for name in NAMES]
     calls, prompts = _read(columns["calls"]), _read(columns["prompts"])
     returns, wasted = columns["episode_return"].tolist(), columns["wasted"].tolist()
+    truncated = columns["truncated"].tolist()
     m = s = k = 0
     for i, (of_calls, of_sampled, of_trained) in enumerate(columns["counts"].tolist()):
         turns = slice(m, m := m + of_calls)
@@ -83,6 +85,7 @@ def _outlines(columns: dict[str, NDArray[Any]], returns_by_name: list[list[Any]]
             episode_return=returns[i],
             named_returns={name: float(value) for name, value in returns_by_name[i]},
             wasted_tokens=wasted[i],
+            truncated=truncated[i],
         )
 
 

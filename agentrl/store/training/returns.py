@@ -28,6 +28,7 @@ class SessionReturns:
     calls: dict[str, float]
     rewarded: bool  # by a reward of its own, or of the session that it inherits from
     named: Mapping[str, float] = field(default_factory=dict)  # the episode's return from the rewards of each name alone
+    last: str | None = None  # the episode's last main call, in a root session that has one
 
 
 def applied(conn: Connection, session_ids: Sequence[str] | Select[Any]) -> Mapping[str, SessionRewards]:
@@ -76,6 +77,7 @@ def of_sessions(
             calls=by_call,
             rewarded=rewarded,
             named=named,
+            last=None if over else next((call.id for call in reversed(calls[session_id]) if call.is_main), None),
         )
     return {sid: done[sid] for sid in session_ids}
 

@@ -82,6 +82,8 @@ def test_a_part_of_a_named_preset_can_be_given_on_the_command_line(tmp_path: Pat
         ({"preset": "gmpo", "ratio": "sequence"}, "clip geometric needs ratio: token"),
         ({"positive_weight": 0, "negative_weight": 0}, "positive_weight and negative_weight are both 0"),
         ({"correction_normalize": True, "correction": "reject"}, "correction_normalize needs weights"),
+        ({"bootstrap_truncated": True}, "bootstrap_truncated needs a critic, whose values it uses: estimator gae"),
+        ({"advantage_level": "turn"}, "advantage_level: turn needs a critic: estimator gae"),
         ({"masked_in_mean": "none"}, "masked_in_mean: none needs correction mask or reject, or m2_threshold"),
         ({"clip_cov": 0.1, "clip_cov_low": 6.0}, "clip_cov_low must be less than clip_cov_high"),
         ({"preset": "gspo", "kl_cov": 0.1}, "clip_cov and kl_cov need ratio: token"),

@@ -65,6 +65,7 @@ def _calls(conn: Connection, trajectory_ids: Sequence[str]) -> Iterator[Any]:
                 interactions.c.output_tokens,
                 interactions.c.min_version,
                 interactions.c.max_version,
+                interactions.c.finish_reason,
             )
             .join(trajectory_interactions, trajectory_interactions.c.trajectory_id == trajectories.c.id)
             .join(interactions, interactions.c.id == trajectory_interactions.c.interaction_id)
@@ -134,7 +135,15 @@ def outline(
         episode_return=credited.episode_return,
         named_returns=credited.named,
         wasted_tokens=wasted,
+        truncated=_is_truncated(turns[-1], credited, verdict),
     )
+
+
+def _is_truncated(leaf: Any, credited: SessionReturns, verdict: Verdict) -> bool:
+    """Whether the path ends with its episode, and a limit ended that: the last answer reached its length limit, or the
+    agent said so.
+    """
+    return leaf.interaction_id == credited.last and (leaf.finish_reason == "length" or verdict.truncated)
 
 
 def _rows(found: Sequence[tuple[int, int, int, int]]) -> Int32:
