@@ -107,6 +107,17 @@ more (AsymRE); with `baseline: none`, 0.5 makes rewards of 0 and 1 those of −�
 advantages by the number of episodes over that of episodes in groups with spread, so a batch of many tied groups changes
 the policy as much as one of few.
 
+**A greedy baseline.** `baseline: greedy` (ReMax) gives each group of the run's tasks one more episode, whose calls the
+proxy samples at temperature 0 whatever its agent asks, its sub-agents' calls included. Its return is the baseline of
+the group's samples; rewards may still change it until the group is leased. Nothing of it is trained: its trajectories
+are `rejected` with the reason `baseline`, it is no sample of the group (`min_group_size`, `rollout.accept`, a
+curriculum's success rates), and `reward/greedy` is its only metric. A group whose greedy episode failed, was rejected
+or has no reward is rejected with the reason `its greedy episode failed or has no reward`, and another starts in its
+place. A ready group that began before the run had this baseline is rejected as well. Groups work with
+`group_size: 1` and `min_group_size: 1`. Programs that bring their own tasks (`POST /sessions`, AReaL's routes) are
+refused with `needs_greedy_episode`, since their groups have no such episode; those that start groups with `POST
+/groups` play the session with `is_baseline: true` as any other.
+
 **The best of k.** `baseline: max_at_k` raises the expected maximum of `best_of` k episodes instead of the mean: an
 episode's advantage is k times the mean of what it adds to the maximum of k − 1 others of its group. For rewards of 0
 and 1 that is pass@k. Advantages are never negative, and 0 for all but the best few. The policy keeps solutions that

@@ -46,10 +46,13 @@ class Algorithm(Section):
     """Where a limit ended an episode, `gae` takes the critic's value of the state after its last token, instead of 0 as
     at an episode's own end ([truncated episodes](algorithms.md#truncated-episodes)).
     """
-    baseline: Literal["group_mean", "leave_one_out", "length_weighted", "max_at_k", "critic", "none"] = "group_mean"
+    baseline: Literal["group_mean", "leave_one_out", "length_weighted", "max_at_k", "greedy", "critic", "none"] = (
+        "group_mean"
+    )
     """The baseline that is subtracted from a return: the group's mean; the mean of the others; the group's mean,
     weighted by loss tokens (OPO); the one under which advantages raise the expected maximum of `best_of` episodes
-    (PKPO). A group baseline gives no advantage to a single session or to equal returns.
+    (PKPO); `greedy`: the return of one more episode of the group, at temperature 0 (ReMax). A group baseline gives no
+    advantage to a single session or to equal returns.
     """
     best_of: Annotated[int, Field(ge=2, le=1024)] = 2
     """k of `max_at_k`; with binary rewards the objective is pass@k. At most `rollout.group_size`."""
@@ -214,6 +217,8 @@ class Algorithm(Section):
             self.credit != "trajectory" or self.normalization not in ("none", "whiten")
         ):
             raise ValueError("baseline max_at_k needs credit: trajectory and normalization: none or whiten")
+        if self.needs_greedy and self.overlong_tokens is not None:
+            raise ValueError("baseline greedy does not know the overlong penalty of the greedy episode")
         if self.normalization == "per_reward" and (
             self.credit != "trajectory" or self.baseline != "group_mean" or self.dynamic_sampling
         ):
@@ -272,8 +277,13 @@ class Algorithm(Section):
 
     @property
     def is_group_relative(self) -> bool:
-        """Whether the baseline of a return comes from its group."""
-        return self.baseline not in ("critic", "none")
+        """Whether the baseline of a return comes from the other samples of its group."""
+        return self.baseline not in ("greedy", "critic", "none")
+
+    @property
+    def needs_greedy(self) -> bool:
+        """Whether each group needs a greedy episode, whose return is the baseline."""
+        return self.baseline == "greedy"
 
     @property
     def trains_every_token(self) -> bool:

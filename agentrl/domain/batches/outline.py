@@ -74,6 +74,10 @@ class Credited(Protocol):
     def truncated(self) -> bool:
         """Whether a limit ended the episode after its last token."""
 
+    @property
+    def greedy_return(self) -> float | None:
+        """The return of the group's greedy episode; None where it has none."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Outline:
@@ -97,6 +101,7 @@ class Outline:
     named_returns: Mapping[str, float] = field(default_factory=dict)  # of the episode, by the name of its rewards
     wasted_tokens: int  # sampled and trainable, but too old
     truncated: bool = False  # a limit ended the episode after its last token
+    greedy_return: float | None = None  # of the group's greedy episode, where it has one
 
     @property
     def length(self) -> int:
@@ -194,6 +199,7 @@ def joined(outline: Outline, tokens: PathTokens) -> TrajectoryTokens:
         kv_mixed_turns=frozenset(np.flatnonzero(outline.kv_mixed).tolist()),
         routed=tokens.routed,
         truncated=outline.truncated,
+        greedy_return=outline.greedy_return,
     )
 
 

@@ -28,6 +28,7 @@ from agentrl.trainer.algorithms.advantages import turn_advantages
 from agentrl.trainer.algorithms.aggregation import Totals
 from agentrl.trainer.algorithms.corrections import behavior_weights
 from agentrl.trainer.algorithms.covariance import covariances, largest
+from agentrl.trainer.algorithms.gae import gae_advantages
 from agentrl.trainer.algorithms.kl import adapted, kl_divergence
 from agentrl.trainer.algorithms.losses import policy_loss
 
@@ -277,3 +278,40 @@ def test_verls_gdpo_agrees(seed: int, weights: dict[str, float]) -> None:
     tokens = int(given["response_mask"].sum())
     unbiased = (tokens / (tokens - 1)) ** 0.5  # verl whitens by the deviation with n − 1
     compare(batch, Algorithm(preset="gdpo", reward_weights=weights), theirs * unbiased, 1e-5)  # its scores are float32
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_verls_remax_agrees(seed: int) -> None:
+    batch, rng = groups(seed, (4, 3, 1, 2)), np.random.default_rng(seed)
+    greedy = {f"g{g}": float(rng.normal()) for g in range(4)}
+    batch = [replace(t, greedy_return=greedy[t.group_id]) for t in batch]
+    given = padded(batch)
+    baselines = torch.tensor([greedy[t.group_id] for t in batch], dtype=torch.float64)
+    theirs, _ = verls()["compute_remax_outcome_advantage"](
+        given["token_level_rewards"], baselines, given["response_mask"]
+    )
+    compare(batch, Algorithm(preset="remax"), theirs)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize(("gamma", "lambda_"), [(1.0, 1.0), (0.97, 0.9)])
+def test_verls_gae_agrees(seed: int, gamma: float, lambda_: float) -> None:
+    batch, rng = groups(seed), np.random.default_rng(seed)
+    values = [rng.normal(size=t.length).astype(np.float32) * t.loss_mask for t in batch]
+    given = padded(batch)
+    mask = given["response_mask"]
+    known = torch.zeros_like(mask)
+    for row, (t, of_t) in enumerate(zip(batch, values, strict=True)):
+        own = of_t[t.loss_mask]
+        known[row, : len(own)] = torch.from_numpy(own)
+    theirs, targets = verls()["compute_gae_advantage_return"](
+        given["token_level_rewards"], known, mask, torch.tensor(gamma), torch.tensor(lambda_)
+    )
+    algorithm = Algorithm(preset="ppo", gae_gamma=gamma, gae_lambda=lambda_)
+    ours, ours_targets = gae_advantages(batch, algorithm, values)
+    tokens = int(mask.sum())
+    unbiased = (tokens / (tokens - 1)) ** 0.5  # as in GDPO
+    for row, (t, a, target) in enumerate(zip(batch, ours, ours_targets, strict=True)):
+        n = int(t.loss_mask.sum())
+        assert a[t.loss_mask].tolist() == pytest.approx((theirs[row, :n] * unbiased).tolist(), rel=1e-5, abs=1e-6)
+        assert target[t.loss_mask].tolist() == pytest.approx(targets[row, :n].tolist(), rel=1e-5, abs=1e-6)

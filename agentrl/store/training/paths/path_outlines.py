@@ -42,8 +42,18 @@ def read(
     sessions_of = {tid: str(turns[0].session_id) for tid, turns in by_id.items()}
     session_ids = sorted(set(sessions_of.values()))
     credited, verdicts = _of_sessions(conn, session_ids, discount, rescore)
+    baselines: dict[str, float] = {}
+    for ids in parts(sorted({str(turns[0].group_id) for turns in by_id.values()}), MOST_IDS):
+        baselines |= returns.of_baselines(conn, ids, discount, rescore)
     return [
-        outline(by_id[tid], spans, credited[sid], verdicts[sid], set() if tid in stale else ages.keys())
+        outline(
+            by_id[tid],
+            spans,
+            credited[sid],
+            verdicts[sid],
+            set() if tid in stale else ages.keys(),
+            baselines.get(by_id[tid][0].group_id),
+        )
         for tid, sid in sessions_of.items()
     ]
 
@@ -106,8 +116,11 @@ def outline(
     credited: SessionReturns,
     verdict: Verdict,
     young: Set[int],
+    baseline: float | None = None,
 ) -> Outline:
-    """One trajectory; `turns` are rows as `read` reads them, `spans` has the version spans of each call's output."""
+    """One trajectory; `turns` are rows as `read` reads them, `spans` has the version spans of each call's output, and
+    `baseline` is the return of its group's greedy episode.
+    """
     outputs, sampled, trained, wasted = [], [], [], 0
     for position, turn in enumerate(turns):
         start, of_call = turn.prompt_tokens, spans[turn.interaction_id]
@@ -136,6 +149,7 @@ def outline(
         named_returns=credited.named,
         wasted_tokens=wasted,
         truncated=_is_truncated(turns[-1], credited, verdict),
+        greedy_return=baseline,
     )
 
 
