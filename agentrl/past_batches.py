@@ -176,6 +176,8 @@ def recredit(database: Database, step: Row[Any], batch: Batch, credit: Credit) -
         raise UserError(
             "--rescore: the advantages (per_reward) compare rewards name by name, and a new score has no name"
         )
+    if chosen.needs_greedy and any(t.greedy_return is None for t in rebatched.trajectories):
+        raise UserError(f"step {step.step}: {chosen.preset} compares with greedy episodes, which its groups lack")
     new = turn_advantages(rebatched.trajectories, chosen)
     changes = [
         Change(before.trajectory_id, before.episode_return, after.episode_return, _mean(before, a), _mean(after, b))
