@@ -182,6 +182,8 @@ def recredit(database: Database, step: Row[Any], batch: Batch, credit: Credit) -
         raise UserError(
             "--rescore: the advantages (per_reward) compare rewards name by name, and a new score has no name"
         )
+    if chosen.needs_greedy and any(t.greedy_return is None for t in rebatched.trajectories):
+        raise UserError(f"step {step.step}: {chosen.preset} compares with greedy episodes, which its groups lack")
     new = turn_advantages(rebatched.trajectories, chosen)
     then = [_of_tokens(t, a, recorded, taught) for t, a in zip(batch.trajectories, old, strict=True)]
     now = [_of_tokens(t, a, recorded, taught) for t, a in zip(rebatched.trajectories, new, strict=True)]

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
 
@@ -109,6 +110,8 @@ def play(preset: str, model: Path, seed: int, steps: int, lr: float, world: Worl
     curve: Curve = []
     for step in range(steps):
         batch = answers(sampler, prompts, step, generator)
+        if config.algorithm.needs_greedy:
+            batch = [replace(t, greedy_return=known) for t, known in zip(batch, greedy(sampler, prompts), strict=True)]
         curve.append(fmean(t.episode_return for t in batch))
         share = make_samples(batch, config.algorithm, models, config.token_budget, world)
         update_policy(models.policy, optimizer, share, step, {step: 0}, config, world, models.critic)
@@ -133,11 +136,25 @@ def answers(
     return [trajectory(i, row, recorded[i].numpy(), version) for i, row in enumerate(ids.numpy())]
 
 
+@torch.no_grad()
+def greedy(model: PreTrainedModel, prompts: torch.Tensor) -> list[float]:
+    """The reward of the greedy answer to each answer's prompt."""
+    ids = prompts
+    for _ in range(ANSWER):
+        ids = torch.cat([ids, model(input_ids=ids).logits[:, -1].argmax(-1, keepdim=True)], 1)
+    return [reward_of(row[-ANSWER:].tolist()) for row in ids for _ in range(GROUP)]
+
+
+def reward_of(answer: list[int]) -> float:
+    """1 if two of the tokens are multiples of three, else 0."""
+    return float(sum(token % 3 == 0 for token in answer) >= 2)
+
+
 def trajectory(index: int, ids: np.ndarray, logprobs: np.ndarray, version: int) -> TrajectoryTokens:
     """One answer as a batch has it."""
     sampled = np.arange(len(ids)) >= len(ids) - ANSWER
     right = [float(token % 3 == 0) for token in ids[-ANSWER:]]
-    reward = float(sum(right) >= 2)
+    reward = reward_of(ids[-ANSWER:].tolist())
     name = f"a{index}"
     found = np.zeros(len(ids), np.float32)
     found[sampled] = logprobs

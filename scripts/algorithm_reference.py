@@ -42,7 +42,7 @@ is the policy just before the step. Their ratio w corrects for data that is olde
 differences between engine and trainer. ρ limits how far one step changes the policy. With one minibatch per step ρ is
 1, because the policy has not changed when the loss is computed. With several minibatches, `proximal: recompute` costs
 one forward pass and `interpolate` costs none. `m2_threshold`, `clip_cov`, `kl_cov`, `correction_normalize` and
-`masked_in_mean: false` depend on figures of the whole minibatch, which cost one more forward pass of it
+`masked_in_mean` depend on figures of the whole minibatch, which cost one more forward pass of it
 (`masked_fraction` is the share of tokens that the first two mask).
 
 A *sequence* is a trajectory: the loss tokens of one path through a session's calls, without the tokens between them.
@@ -54,8 +54,10 @@ with weights within the staleness limit. If `correction: mask`, `correction: rej
 token, its loss is 0, but it still counts in the denominator (tokens, its trajectory's length, trajectories). So does
 a trajectory whose tokens are all masked. KL and entropy of a masked token still count.
 
-verl's rejection and AReaL's M2PO remove such tokens from the loss mask before the mean, and `masked_in_mean: false`
-does the same: masked tokens are in no denominator and have neither KL nor entropy in the loss. With the default, if a
+verl's rejection and AReaL's M2PO remove such tokens from the loss mask before the mean. `masked_in_mean: trajectories`
+is verl's: masked tokens have neither KL nor entropy in the loss and are in no number of tokens, but a trajectory whose
+tokens are all masked still counts as a trajectory, so rejecting whole trajectories makes `sequence_mean` smaller and
+`token_mean` not. With `none`, such a trajectory is in no denominator either. With the default, if a
 share f of the tokens is kept, their `token_mean` is ours divided by f, and their mean over a trajectory is over its
 kept tokens only. Ours keeps each token's weight, so a batch with few tokens left changes the policy less. The learning
 rate that matches theirs is ours divided by f. For M2PO, f is 1 − `masked_fraction`; for corrections it is 1 −
@@ -105,6 +107,17 @@ more (AsymRE); with `baseline: none`, 0.5 makes rewards of 0 and 1 those of −�
 advantages by the number of episodes over that of episodes in groups with spread, so a batch of many tied groups changes
 the policy as much as one of few.
 
+**A greedy baseline.** `baseline: greedy` (ReMax) gives each group of the run's tasks one more episode, whose calls the
+proxy samples at temperature 0 whatever its agent asks, its sub-agents' calls included. Its return is the baseline of
+the group's samples; rewards may still change it until the group is leased. Nothing of it is trained: its trajectories
+are `rejected` with the reason `baseline`, it is no sample of the group (`min_group_size`, `rollout.accept`, a
+curriculum's success rates), and `reward/greedy` is its only metric. A group whose greedy episode failed, was rejected
+or has no reward is rejected with the reason `its greedy episode failed or has no reward`, and another starts in its
+place. A ready group that began before the run had this baseline is rejected as well. Groups work with
+`group_size: 1` and `min_group_size: 1`. Programs that bring their own tasks (`POST /sessions`, AReaL's routes) are
+refused with `needs_greedy_episode`, since their groups have no such episode; those that start groups with `POST
+/groups` play the session with `is_baseline: true` as any other.
+
 **The best of k.** `baseline: max_at_k` raises the expected maximum of `best_of` k episodes instead of the mean: an
 episode's advantage is k times the mean of what it adds to the maximum of k − 1 others of its group. For rewards of 0
 and 1 that is pass@k. Advantages are never negative, and 0 for all but the best few. The policy keeps solutions that
@@ -147,6 +160,11 @@ these rewards is the turn's return. With `credit: trajectory` the trajectory's l
 episode's return. The value after the last loss token is 0. Targets are advantage + value, before advantages are
 whitened.
 
+With `advantage_level: turn` the time steps are the turns (Turn-PPO, arXiv 2512.17008): a turn's reward is the sum of
+its tokens' rewards, its value is that of the state before its first loss token, and all of its tokens have its
+advantage. γ and λ then apply per turn, and the critic learns only the values of those states, in a mean over turns.
+With tokens as time steps and λ below 1, the first tokens of a long answer depend little on the reward after it.
+
 The critic is a separate model: the base model's body with as many trained layers as the policy, and a linear head
 that starts at 0. Its values are computed before the step. It learns from the same minibatches at `critic_lr`: ½
 max((V − T)², (V_old + clip(V − V_old, ±`value_clip`) − T)²), mean over tokens. Checkpoints contain the critic and its
@@ -156,7 +174,25 @@ before the step) measure it.
 In the first `critic_warmup_steps` steps only the critic learns: the policy is measured and published as it is.
 `critic_lr_schedule` gives the critic a schedule of its own.
 
+`trainer.critic_from` names the folder of a model that `agentrl reward-model` trained. The critic then starts with the
+reward model's body and head, so its first values are the scores of the states, in the reward model's scale. A folder of
+another architecture, with another tokenizer or with another number of outputs is refused by name. A few
+`critic_warmup_steps` fit the scale of the values to that of the returns.
+
 Samples with the same first tokens share states and values, which are computed once; each sample has its own advantages.
+
+### Truncated episodes
+
+An episode that a limit ended has not ended for the task: more reward could have followed. By default the value after
+the last loss token is 0 all the same, which teaches a critic that the states before a limit are worth nothing.
+`bootstrap_truncated: true` takes the critic's value of the state after the episode's last token instead (arXiv
+1712.00378), which costs one more predicted token for each such episode. Recorded facts decide: the episode's last main
+call has the `finish_reason` `length`, or its agent has said `truncated` at the session's end ([REST](rest.md),
+`Result.truncated`). Of the ready-made agents, `tool_agent` says so after `max_turns`, `max_tokens` and a full context;
+`multi_turn`, OpenEnv and Gymnasium environments do so when their turns have run out. An episode that exceeds
+`rollout.timeout_s` fails and is never trained. In an episode with several paths, only the path of the last main call
+goes on in the value; sessions of sub-agents end with their parent. `truncated_episodes` is the share of such episodes.
+Leave it off where the limit is a part of the task, for example a question that must be answered in three attempts.
 
 ## The reference policy
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from agentrl.configs.algorithm import Algorithm
 from agentrl.trainer.algorithms.aggregation import Totals
 from agentrl.trainer.algorithms.corrections import interpolated_proximal
-from agentrl.trainer.algorithms.gae import value_losses
+from agentrl.trainer.algorithms.gae import first_of_turns, value_losses
 from agentrl.trainer.algorithms.losses import LossTokens, policy_loss
 from agentrl.trainer.algorithms.packed_rows import Rows
 from agentrl.trainer.algorithms.user_functions import LossFunction, user_loss
@@ -151,12 +151,18 @@ class Passes:
         return found_S
 
 
-def value_loss(critic: Critic, m: Microbatch, totals: Totals, clip: float | None, stats: StepStats) -> Tensor:
-    """This microbatch's share of the minibatch's value loss, a mean over tokens. Called after the policy's pass."""
+def value_loss(critic: Critic, m: Microbatch, totals: Totals, algorithm: Algorithm, stats: StepStats) -> Tensor:
+    """This microbatch's share of the minibatch's value loss, a mean over tokens, or over turns where those have values.
+    Called after the policy's pass.
+    """
     assert m.values_S is not None
     assert m.targets_S is not None
     values_P = critic(m)
-    losses_S = value_losses(values_P[m.predictions_S], m.values_S, m.targets_S, clip)
-    stats.add_value_losses(losses_S.detach())
-    total: Tensor = losses_S.sum() / max(1.0, totals.tokens) + 0.0 * values_P.sum()  # as in `Passes.loss`
+    losses_S = value_losses(values_P[m.predictions_S], m.values_S, m.targets_S, algorithm.value_clip)
+    of_S, count = torch.ones_like(losses_S, dtype=torch.bool), totals.tokens
+    if algorithm.advantage_level == "turn":
+        of_S, count = first_of_turns(m.trajectories_S, m.turns_S), totals.turns
+        losses_S = torch.where(of_S, losses_S, 0.0)
+    stats.add_value_losses(losses_S.detach(), of_S)
+    total: Tensor = losses_S.sum() / max(1.0, count) + 0.0 * values_P.sum()  # as in `Passes.loss`
     return total

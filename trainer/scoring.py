@@ -20,15 +20,16 @@ from torch import Tensor
 from agentrl.configs.algorithm import Algorithm
 from agentrl.domain.batches.outline import Credited, Outline
 from agentrl.domain.batches.rank_shares import Cut, cut_outlines, group_tokens, ranks_of
-from agentrl.domain.schemas import Float32, TrajectoryTokens
+from agentrl.domain.schemas import PROMPT_VERSION, Float32, TrajectoryTokens
 from agentrl.errors import NonFiniteError
 from agentrl.trainer.algorithms.advantages import penalized_advantages, token_advantages, turn_advantages
+from agentrl.trainer.algorithms.gae import gae_advantages
 from agentrl.trainer.algorithms.kl import kl_divergence, taught_advantages
 from agentrl.trainer.algorithms.user_functions import AdvantageFunction, user_advantages
 from agentrl.trainer.batches.share import Pack, Share, built, cut_arrays, packs_of
 from agentrl.trainer.batches.step_times import StepTimes
 from agentrl.trainer.distributed import World
-from agentrl.trainer.models.critic import gae_advantages
+from agentrl.trainer.models.critic import Critic
 from agentrl.trainer.models.policy import Policy
 from agentrl.trainer.models.run_models import Models
 from agentrl.trainer.models.sharding import reshard
@@ -163,9 +164,13 @@ def _scored(
         teacher = _of_teachers(trajectories, taught, models, lessons, budget, world, times)
     if advantages is None and algorithm.needs_critic:
         assert models.critic is not None
-        values = scorer.score(models.critic.critic)
+        ends = None
+        if algorithm.bootstrap_truncated:
+            values, ends = _values_to_the_end(trajectories, models.critic.critic, budget, world, times)
+        else:
+            values = scorer.score(models.critic.critic)
         reshard(models.critic.critic)
-        advantages, targets = gae_advantages(trajectories, algorithm, values, costs, batch, world.total)
+        advantages, targets = gae_advantages(trajectories, algorithm, values, costs, batch, world.total, ends)
     elif advantages is None:
         assert costs is not None
         advantages = penalized_advantages(trajectories, algorithm, costs, batch, world.total)
@@ -216,6 +221,32 @@ def _scores_of(
     scores = Scorer(read, budget, world, times).score(lambda m: teacher(replace(m, routes=None))[0])
     reshard(teacher)
     return scores
+
+
+def _values_to_the_end(
+    trajectories: Sequence[TrajectoryTokens], critic: Critic, budget: int, world: World, times: StepTimes
+) -> tuple[Scores, list[float]]:
+    """The critic's values, and by trajectory that of the state after its last token where a limit ended the episode
+    there; 0 elsewhere. Collective.
+    """
+    longer = [_with_end(t) if t.truncated else replace(t, routed=None) for t in trajectories]
+    scores = Scorer(longer, budget, world, times).score(critic)
+    ends = [float(s[-1]) if t.truncated else 0.0 for s, t in zip(scores, trajectories, strict=True)]
+    return [s[: t.length] for s, t in zip(scores, trajectories, strict=True)], ends
+
+
+def _with_end(t: TrajectoryTokens) -> TrajectoryTokens:
+    """The trajectory and one more loss token, which is only predicted: its value is that of the state at the end."""
+    return replace(
+        t,
+        input_ids=np.append(t.input_ids, np.int32(0)),
+        loss_mask=np.append(t.loss_mask, True),
+        logprobs=np.append(t.logprobs, np.float32(0)),
+        versions=np.append(t.versions, np.int32(PROMPT_VERSION)),
+        turn_ids=np.append(t.turn_ids, t.turn_ids.max()),
+        temperatures=np.append(t.temperatures, np.float32(1)),
+        routed=None,
+    )
 
 
 def _of_user(

@@ -111,6 +111,7 @@ class StoredLineage(Lineage):
                 discount=self.config.rollout.turn_discount,
                 stale_policy=trainer.stale_policy,
                 skip_tied=trainer.algorithm.dynamic_sampling,
+                needs_greedy=trainer.algorithm.needs_greedy,
             )
             if step_id is not None:
                 return self.database.query(steps.outlined, step_id)

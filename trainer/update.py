@@ -144,9 +144,9 @@ def update_policy(
     )
     with times.reading("build"):
         work = plan_update(share, budget, config, world)
-    if not config.algorithm.masked_in_mean:
+    if config.algorithm.masked_in_mean != "all":
         _choose_tokens(update, work.silent, 0.0)
-        work = replace(work, silent_totals=counted(work.silent, world))
+        work = replace(work, silent_totals=counted(work.silent, config.algorithm, world))
     score(update, work)
     learn(update, work)
     return _metrics(update, share)
@@ -158,7 +158,7 @@ def update_policy(
 def plan_update(share: Share, budget: int, config: TrainerConfig, world: World) -> Plan:
     """Pack groups into this rank's microbatches of at most `budget` tokens. Collective."""
     minibatches, silent = minibatch_packs(share, config.algorithm, config.minibatches, budget, world)
-    return Plan(minibatches, silent, counted(silent, world))
+    return Plan(minibatches, silent, counted(silent, config.algorithm, world))
 
 
 # -- score ------------------------------------------------------------------------------------------------------------
@@ -193,7 +193,7 @@ def learn(update: Update, work: Plan) -> None:
     update.grad_norms = {name: [] for name, *_ in update.learning}
     for done, packs in enumerate(work.minibatches):
         _choose_tokens(update, packs, done / count)
-        totals = _plus(counted(packs, update.world), work.silent_totals, 1 / count)
+        totals = _plus(counted(packs, update.passes.algorithm, update.world), work.silent_totals, 1 / count)
         stats = _accumulate_gradients(update, packs, totals, done / count)
         with update.times.reading("update"):
             finite = _apply_gradients(update, stats, f"minibatch {done + 1} of {count}")
@@ -236,14 +236,18 @@ def _accumulate_gradients(update: Update, packs: Sequence[Pack], totals: Totals,
         if update.learner:
             critic = update.learner.critic
             with times.reading("forward"):
-                loss = value_loss(critic, m, totals, algorithm.value_clip, stats)
+                loss = value_loss(critic, m, totals, algorithm, stats)
             with times.reading("backward"):
                 backward(critic, loss, update.world, more=more)
     return stats
 
 
 def _plus(totals: Totals, rest: Totals, share: float) -> Totals:
-    return Totals(totals.tokens + share * rest.tokens, totals.sequences + share * rest.sequences)
+    return Totals(
+        totals.tokens + share * rest.tokens,
+        totals.sequences + share * rest.sequences,
+        totals.turns + share * rest.turns,
+    )
 
 
 @torch.no_grad()
@@ -292,7 +296,7 @@ def _metrics(update: Update, share: Share) -> Metrics:
     if policy.routing is not None:
         metrics |= update.stats.routing_metrics(update.world, balances=update.config.router_aux_loss_coef > 0)
     if update.learner:
-        metrics["explained_variance"] = explained_variance(share.samples, update.world.total)
+        metrics["explained_variance"] = explained_variance(share.samples, algorithm, update.world.total)
     return (
         metrics
         | {name: mean(norms) for name, norms in update.grad_norms.items()}

@@ -136,13 +136,15 @@ class Session(SessionState):
         *,
         answer: str | float | None = None,
         stats: Mapping[str, float] | None = None,
+        truncated: bool = False,
     ) -> None:
         """End the session: completed, with its `answer`, or failed with `error`. Later calls have no effect.
 
-        `stats` are numbers of the episode, by name, whose means are metrics of the step that trains it.
+        `stats` are numbers of the episode, by name, whose means are metrics of the step that trains it. `truncated`
+        says that a limit ended the episode, for example one of its turns, and not the task itself.
         """
         if not self.ended:
-            self._post("end", end_body(error, answer, stats))
+            self._post("end", end_body(error, answer, stats, truncated=truncated))
             self.ended = True
 
     def __enter__(self) -> Self:

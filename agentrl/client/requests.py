@@ -137,12 +137,18 @@ def reward_body(
     return body | {k: v for k, v in optional.items() if v is not None}
 
 
-def end_body(error: str | None, answer: str | float | None = None, stats: Mapping[str, float] | None = None) -> Json:
+def end_body(
+    error: str | None,
+    answer: str | float | None = None,
+    stats: Mapping[str, float] | None = None,
+    *,
+    truncated: bool = False,
+) -> Json:
     """The request body that ends a session: completed, with its `answer`, or failed with `error`."""
     kept = answer_text.bounded(answer)
     completed: Json = {"status": "completed"} if kept is None else {"status": "completed", "answer": kept}
     body: Json = completed if error is None else {"status": "failed", "error": error}
-    return body | ({"stats": dict(stats)} if stats else {})
+    return body | ({"stats": dict(stats)} if stats else {}) | ({"truncated": True} if truncated else {})
 
 
 def error_text(error: BaseException) -> str:

@@ -35,13 +35,24 @@ class Algorithm(Section):
     values.
     """
     gae_gamma: Fraction = 1.0
-    """γ of `gae`, per loss token."""
+    """γ of `gae`, per time step (`advantage_level`)."""
     gae_lambda: Fraction = 1.0
     """λ of `gae`."""
-    baseline: Literal["group_mean", "leave_one_out", "length_weighted", "max_at_k", "critic", "none"] = "group_mean"
+    advantage_level: Literal["token", "turn"] = "token"
+    """The time steps of `gae`: `token`: each loss token; `turn`: each turn, with one value, that of the state before
+    its first loss token, and one advantage for all of its tokens. γ and λ are per time step.
+    """
+    bootstrap_truncated: bool = False
+    """Where a limit ended an episode, `gae` takes the critic's value of the state after its last token, instead of 0 as
+    at an episode's own end ([truncated episodes](algorithms.md#truncated-episodes)).
+    """
+    baseline: Literal["group_mean", "leave_one_out", "length_weighted", "max_at_k", "greedy", "critic", "none"] = (
+        "group_mean"
+    )
     """The baseline that is subtracted from a return: the group's mean; the mean of the others; the group's mean,
     weighted by loss tokens (OPO); the one under which advantages raise the expected maximum of `best_of` episodes
-    (PKPO). A group baseline gives no advantage to a single session or to equal returns.
+    (PKPO); `greedy`: the return of one more episode of the group, at temperature 0 (ReMax). A group baseline gives no
+    advantage to a single session or to equal returns.
     """
     best_of: Annotated[int, Field(ge=2, le=1024)] = 2
     """k of `max_at_k`; with binary rewards the objective is pass@k. At most `rollout.group_size`."""
@@ -124,9 +135,9 @@ class Algorithm(Section):
     """Lower bound of w, for `mask` and `reject`."""
     correction_normalize: bool = False
     """Divide the weights by their mean over the minibatch's tokens (self-normalised importance sampling)."""
-    masked_in_mean: bool = True
-    """Count tokens that `correction` or `m2_threshold` masks in the denominators of `aggregation`; false: leave them
-    out, as verl does, so that a minibatch's size does not depend on how many are masked.
+    masked_in_mean: Literal["all", "trajectories", "none"] = "all"
+    """The denominators of `aggregation` in which tokens count that `correction` or `m2_threshold` masks: all; only the
+    number of trajectories, which then includes those that are masked as a whole (verl); none.
     """
 
     aggregation: Literal["token_mean", "sequence_mean", "sequence_sum", "constant"] = "sequence_mean"
@@ -196,12 +207,18 @@ class Algorithm(Section):
     def _parts_fit(self) -> Algorithm:
         if (self.estimator == "gae") != (self.baseline == "critic"):
             raise ValueError("estimator gae and baseline critic go together")
+        if self.estimator != "gae" and self.bootstrap_truncated:
+            raise ValueError("bootstrap_truncated needs a critic, whose values it uses: estimator gae")
+        if self.estimator != "gae" and self.advantage_level != "token":
+            raise ValueError("advantage_level: turn needs a critic: estimator gae")
         if self.estimator == "gae" and self.normalization not in ("whiten", "none"):
             raise ValueError(f"normalization {self.normalization} applies to returns; use whiten or none with gae")
         if self.baseline == "max_at_k" and (
             self.credit != "trajectory" or self.normalization not in ("none", "whiten")
         ):
             raise ValueError("baseline max_at_k needs credit: trajectory and normalization: none or whiten")
+        if self.needs_greedy and self.overlong_tokens is not None:
+            raise ValueError("baseline greedy does not know the overlong penalty of the greedy episode")
         if self.normalization == "per_reward" and (
             self.credit != "trajectory" or self.baseline != "group_mean" or self.dynamic_sampling
         ):
@@ -235,8 +252,9 @@ class Algorithm(Section):
             raise ValueError(f"correction_floor applies to mask and reject, not to {self.correction}")
         if self.correction_normalize and self.correction in ("reject", "none"):
             raise ValueError("correction_normalize needs weights: correction truncate or mask")
-        if not self.masked_in_mean and self.correction not in ("mask", "reject") and self.m2_threshold is None:
-            raise ValueError("masked_in_mean: false needs correction mask or reject, or m2_threshold")
+        masks = self.correction in ("mask", "reject") or self.m2_threshold is not None
+        if self.masked_in_mean != "all" and not masks:
+            raise ValueError(f"masked_in_mean: {self.masked_in_mean} needs correction mask or reject, or m2_threshold")
         if self.clip_cov_low >= self.clip_cov_high:
             raise ValueError("clip_cov_low must be less than clip_cov_high")
         if (self.clip_cov or self.kl_cov) and self.ratio != "token":
@@ -259,8 +277,13 @@ class Algorithm(Section):
 
     @property
     def is_group_relative(self) -> bool:
-        """Whether the baseline of a return comes from its group."""
-        return self.baseline not in ("critic", "none")
+        """Whether the baseline of a return comes from the other samples of its group."""
+        return self.baseline not in ("greedy", "critic", "none")
+
+    @property
+    def needs_greedy(self) -> bool:
+        """Whether each group needs a greedy episode, whose return is the baseline."""
+        return self.baseline == "greedy"
 
     @property
     def trains_every_token(self) -> bool:
@@ -271,9 +294,8 @@ class Algorithm(Section):
     @property
     def chooses_tokens(self) -> bool:
         """Whether a minibatch's loss depends on figures of all of its tokens, which take a forward pass before it."""
-        return bool(
-            self.m2_threshold or self.clip_cov or self.kl_cov or self.correction_normalize or not self.masked_in_mean
-        )
+        chosen = self.m2_threshold or self.clip_cov or self.kl_cov or self.correction_normalize
+        return bool(chosen) or self.masked_in_mean != "all"
 
     @property
     def needs_reference(self) -> bool:

@@ -91,6 +91,24 @@ PRESETS: dict[str, Preset] = {
         },
         differs="the paper's KL in the reward is off; its gradient Σ_t A ∇log π is ours where ρ is 1",
     ),
+    "remax": Preset(
+        title="ReMax",
+        paper="ReMax: A Simple, Effective, and Efficient Method, arXiv 2310.10505, section 3",
+        formula="A_i = R_i − R of the group's greedy episode;  −min(ρA, clip(ρ, 1−ε, 1+ε)A), sum over each sequence, "
+        "mean over all",
+        suits="few samples of each task, even one, without a critic",
+        fails="the greedy episode costs as much as a sample and is not trained; where it is often right, few samples "
+        "have a positive advantage",
+        parts={
+            "credit": "trajectory",
+            "baseline": "greedy",
+            "normalization": "none",
+            "aggregation": "sequence_sum",
+            "kl": "reward",
+            "kl_estimator": "k1",
+        },
+        differs="the paper's gradient is ours where ρ is 1; its KL in the reward is off",
+    ),
     "reinforce++": Preset(
         title="REINFORCE++",
         paper="arXiv 2501.03262, global advantage normalization",

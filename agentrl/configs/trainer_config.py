@@ -224,6 +224,10 @@ class TrainerConfig(UpdateConfig):
     """Schedule of `critic_lr`; null: `lr_schedule`."""
     critic_warmup_steps: NonNegative = 0
     """First steps in which only the critic learns and the policy stays as it is."""
+    critic_from: Path | None = None
+    """Folder of a model that `agentrl reward-model` trained, with the architecture and the tokenizer of `model`: the
+    critic starts with its body and its head; null: the base model's body, and a head of zeros.
+    """
     reference: Path | None = None
     """Reference policy of `kl_coef`: a model folder, a checkpoint, or a folder in a run's `weights/` whose tensors
     replace the base model's; null: the base model.
@@ -281,6 +285,8 @@ class TrainerConfig(UpdateConfig):
     def _critic_is_asked_for(self) -> Self:
         if self.critic_warmup_steps and not self.algorithm.needs_critic:
             raise ValueError("critic_warmup_steps needs an algorithm with a critic (ppo)")
+        if self.critic_from is not None and not self.algorithm.needs_critic:
+            raise ValueError("critic_from needs an algorithm with a critic (ppo)")
         return self
 
     @model_validator(mode="after")

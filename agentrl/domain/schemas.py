@@ -206,6 +206,8 @@ class TrajectoryTokens:
     prompts: tuple[str, ...] = ()  # (n_turns,) digests of all tokens before each output
     kv_mixed_turns: frozenset[int] = frozenset()  # turns with keys and values of older weights too
     routed: RoutedExperts | None = None  # of T positions; None where no call of the path recorded any
+    truncated: bool = False  # a limit ended the episode after its last token
+    greedy_return: float | None = None  # of the group's greedy episode, where it has one
 
     def __post_init__(self) -> None:
         lengths = {

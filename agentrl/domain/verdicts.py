@@ -1,7 +1,9 @@
-"""Which tokens of a session train, as its agent decides: all, none (with the reason), or some tokens of some calls.
+"""What an agent says at its session's end: which tokens train (all, none with the reason, or some of some calls), and
+whether a limit ended the episode.
 
-end of session ── {"reject": "too easy"}                  ──► its trajectories are rejected with the reason
-               └─ {"trained_tokens": {call: [[0, 12]]}}   ──► only these output tokens enter the loss
+end of session ─┬─ {"reject": "too easy"}                  ──► its trajectories are rejected with the reason
+                ├─ {"trained_tokens": {call: [[0, 12]]}}   ──► only these output tokens enter the loss
+                └─ {"truncated": true}                     ──► a critic's value may stand for what would have followed
 """
 
 from __future__ import annotations
@@ -18,24 +20,29 @@ Range = tuple[int, int]
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Verdict:
     """The verdict of one session. `ranges` maps the calls that train to ranges of their output tokens, ascending and
-    disjoint; None: all tokens of all calls.
+    disjoint; None: all tokens of all calls. `truncated` says that a limit ended the episode, such as one of its turns.
     """
 
     rejected: str | None = None
     ranges: Mapping[str, Sequence[Range]] | None = None
+    truncated: bool = False
 
     @classmethod
     def of(cls, stored: Json | None) -> Verdict:
         """The verdict of a session's column."""
         if stored is None:
             return EVERYTHING
-        return cls(rejected=stored.get("rejected"), ranges=stored.get("trained"))
+        return cls(
+            rejected=stored.get("rejected"),
+            ranges=stored.get("trained"),
+            truncated=bool(stored.get("truncated")),
+        )
 
     def stored(self) -> Json | None:
         """The value of a session's column; None for everything."""
         if self == EVERYTHING:
             return None
-        return {"rejected": self.rejected, "trained": self.ranges}
+        return {"rejected": self.rejected, "trained": self.ranges, "truncated": self.truncated}
 
     def count(self, call_id: str, n_output: int) -> int:
         """How many of a call's `n_output` tokens train."""

@@ -17,6 +17,7 @@ import itertools
 import json
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -194,7 +195,7 @@ class OpenEnv:
         ) as loop:
             await loop.run(messages)
             result = await loop.result()
-        return result if result.rewards else Result(rewards=(Reward(value=0.0, source=SOURCE),))
+        return result if result.rewards else replace(result, rewards=(Reward(value=0.0, source=SOURCE),))
 
     async def _with_answers(self, field: str, connection: Connection, observation: Json, extra: Json) -> Result:
         seat = Seat(self._call, extra, self._system)
@@ -206,7 +207,7 @@ class OpenEnv:
             observation, _ = await connection.step({field: answer})
             if connection.done:
                 break
-        return Result(rewards=(Reward(value=connection.total, source=SOURCE),))
+        return Result(rewards=(Reward(value=connection.total, source=SOURCE),), truncated=not connection.done)
 
 
 def text_of(found: Any) -> str:

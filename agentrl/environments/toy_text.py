@@ -105,7 +105,7 @@ class ToyText:
             if walk.done:
                 break
         walk.close()
-        return Result(rewards=(Reward(value=walk.total, source=SOURCE),))
+        return Result(rewards=(Reward(value=walk.total, source=SOURCE),), truncated=not walk.terminated)
 
 
 class Walk:
@@ -121,7 +121,7 @@ class Walk:
         self.actions = known or tuple(map(str, range(count)))
         self._pattern = re.compile(rf"\b({'|'.join(map(re.escape, self.actions))})\b", re.IGNORECASE)
         self._state, _ = self._env.reset(seed=data["seed"])
-        self.total, self.done = 0.0, False
+        self.total, self.done, self.terminated = 0.0, False, False
 
     @property
     def shown(self) -> str:
@@ -137,7 +137,7 @@ class Walk:
             return f"There is no action in your answer. Choose one of: {', '.join(self.actions)}."
         action = [one.lower() for one in self.actions].index(named[-1])
         self._state, reward, ended, cut, _ = self._env.step(action)
-        self.total, self.done = self.total + float(reward), bool(ended or cut)
+        self.total, self.done, self.terminated = self.total + float(reward), bool(ended or cut), bool(ended)
         return self.shown
 
     def close(self) -> None:

@@ -32,7 +32,7 @@ from agentrl.launch.run_lifecycle import (
     POLL_S,
     check_agent,
     check_ended,
-    check_teachers,
+    check_other_models,
     check_trainable,
     open_run,
     outcome_recorded,
@@ -63,7 +63,7 @@ def train(config: RunConfig, console: Console, *, from_base: bool = False) -> Js
         check_agent(config)
         with console.status(f"preparing model {config.model}"):
             model = resolve_model(config.model)
-            check_teachers(config, model)
+            check_other_models(config, model)
         proxy_port, engine_ports, moved = connect.choose_ports(config)
         plan = Plan(
             config=config,

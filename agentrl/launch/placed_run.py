@@ -52,7 +52,7 @@ def train(config: RunConfig, console: Console, placement: Placement, *, from_bas
         placement.check(specs)
         with console.status(f"preparing model {config.model}"):
             model = resolve_model(config.model)
-            run_lifecycle.check_teachers(config, model)
+            run_lifecycle.check_other_models(config, model)
         try:
             database.upgrade()
             keys = secrets_of(config, database_url)

@@ -158,10 +158,14 @@ def outcome_recorded(database: Database, run_id: str) -> Iterator[None]:
             database.transact(_close_run, run_id, outcome, error, time.monotonic() - started, new_id())
 
 
-def check_teachers(config: RunConfig, model: Path) -> None:
-    """Raise ModelFolderError when a teacher's folder is missing, or has other tokens than the run's model."""
+def check_other_models(config: RunConfig, model: Path) -> None:
+    """Raise ModelFolderError when the folder of a teacher, or of a model that the critic starts from, is missing or has
+    other tokens than the run's model.
+    """
     for teacher in filter(is_folder, teachers_of(config.trainer.teacher)):
         check_same_tokens(model, resolve_model(teacher))
+    if config.trainer.critic_from is not None:
+        check_same_tokens(model, resolve_model(str(config.trainer.critic_from)), "trainer.critic_from")
 
 
 def check_ended(work: asyncio.Future[None], run_dir: Path) -> None:

@@ -1,4 +1,4 @@
-"""Whether two models have the same tokens, which a teacher and its student must."""
+"""Whether two models have the same tokens, which a policy and its teacher or critic must."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from pathlib import Path
 from agentrl.errors import ModelFolderError
 
 
-def check_same_tokens(student: Path, teacher: Path, field: str = "trainer.teacher") -> None:
-    """Raise ModelFolderError with the `field` of the configuration, and the first difference, when two folders'
-    tokenizers give a token different ids.
+def check_same_tokens(policy: Path, other: Path, field: str = "trainer.teacher") -> None:
+    """Raise ModelFolderError, with the `field` of the other model and the first difference, when the tokenizers of two
+    folders give a token different ids.
     """
-    own, other = vocabulary(student), vocabulary(teacher)
+    own, others = vocabulary(policy), vocabulary(other)
     for token, id_ in sorted(own.items(), key=lambda item: item[1]):
-        if other.get(token) != id_:
-            has = f"the id {other[token]}" if token in other else "no id"
+        if others.get(token) != id_:
+            has = f"the id {others[token]}" if token in others else "no id"
             raise ModelFolderError(
-                f"{field}: {teacher} has another tokenizer than {student}: {token!r} has the id {id_} here and "
-                f"{has} there; distillation compares token by token, so choose a teacher of the same family"
+                f"{field}: {other} has another tokenizer than {policy}: {token!r} has the id {id_} here and {has} "
+                "there; both models read the same token ids, so choose one of the same family"
             )
 
 

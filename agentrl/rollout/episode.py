@@ -118,6 +118,7 @@ async def _end(
         "trained_tokens": result.trained_tokens,
         "answer": answer_text.bounded(result.answer),
         "stats": dict(result.stats) or None,
+        "truncated": result.truncated or None,
     }
     try:
         await client.request("POST", path, {"status": "completed", **_without_nulls(verdict), **of_group})

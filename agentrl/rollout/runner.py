@@ -97,12 +97,14 @@ async def _play_group(
     accept: Accept | None,
 ) -> None:
     data = group["task"]["data"]
-    verdict = GroupVerdict(accept, data, len(group["sessions"]))
+    of_group = sessions_of(group)
+    verdict = GroupVerdict(accept, data, sum(not session.get("is_baseline") for session in of_group))
     played: list[asyncio.Task[Outcome]] = []
     try:
         async with asyncio.TaskGroup() as sessions:
-            for session in sessions_of(group):
-                start = partial(episode, data=data, session=session, verdict=verdict)
+            for session in of_group:
+                own = {"is_baseline": True} if session.get("is_baseline") else {"verdict": verdict}
+                start = partial(episode, data=data, session=session, **own)
                 played.append(sessions.create_task(progress.session(start)))
         progress.group_done()
         pace.saw([task.result() for task in played])

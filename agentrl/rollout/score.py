@@ -51,6 +51,7 @@ class Result:
     `trained_tokens` maps completion ids to ranges of output tokens; None: all tokens of all calls train. `reject` is
     the reason why nothing of the episode trains. `answer` is what the episode answered: equal answers of an
     evaluation's samples vote together. `stats` are numbers of the episode, by name, whose means are metrics.
+    `truncated` says that a limit ended the episode, for example one of its turns, and not the task itself.
     """
 
     rewards: tuple[Reward, ...] = ()
@@ -58,6 +59,7 @@ class Result:
     reject: str | None = None
     answer: str | float | None = None
     stats: Mapping[str, float] = field(default_factory=dict)
+    truncated: bool = False
 
 
 def result_of(found: object) -> Result:

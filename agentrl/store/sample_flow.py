@@ -3,7 +3,7 @@
 sampled ─┬─ trained
          ├─ waiting             ready, or leased by a step
          ├─ stale: REASON       too_old, tied
-         ├─ rejected: REASON    no_reward, no_trainable_tokens, what the agent said, …
+         ├─ rejected: REASON    baseline, no_reward, no_trainable_tokens, what the agent said, …
          ├─ open                sessions that have not ended, or whose trajectories are not built yet
          └─ without calls       ended sessions without trajectories: failed and abandoned ones, and completed ones
                                 in which the policy answered no call

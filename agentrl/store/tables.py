@@ -203,6 +203,7 @@ sessions = Table(
     Column("status", String(16), nullable=False),
     Column("seq", Integer, nullable=False, default=0),  # grows with every committed change of the session's tree
     Column("is_eval", Boolean, nullable=False),
+    Column("is_baseline", Boolean, nullable=False, default=False, server_default=false()),  # greedy: never trained
     Column("built", Boolean, nullable=False, default=False),  # its trajectories exist, or it has none
     Column("trajectories", Integer),  # how many it has; null until it is built, and for an evaluation
     Column("metadata", JSON, nullable=False),

@@ -24,6 +24,7 @@ class Session:
 
     key_hash: str
     is_eval: bool
+    is_baseline: bool  # its calls are greedy
     sampling: Json | None  # forced on an evaluation session
     root_id: str  # the session at the top of its tree: its own id for a session without a parent
 
@@ -50,7 +51,7 @@ class LiveSessions:
             row = await self._store.read(session_lookup.get, session_id)
             if row is None or row.run_id != self._store.run_id:
                 raise no_session(session_id)
-            session = Session(row.key_hash, row.is_eval, row.sampling, family.root_of(row))
+            session = Session(row.key_hash, row.is_eval, row.is_baseline, row.sampling, family.root_of(row))
             self._sessions[session_id] = session
         return session
 
@@ -59,9 +60,11 @@ class LiveSessions:
         root_id = (await self.get(session_id)).root_id
         return await self._gate.admit(self._store, root_id, answers, samples=samples)
 
-    def opened(self, session_id: str, key: str, *, is_eval: bool, sampling: Json | None) -> None:
+    def opened(
+        self, session_id: str, key: str, *, is_eval: bool, sampling: Json | None, is_baseline: bool = False
+    ) -> None:
         """Cache a session that this process has just opened: its first call then needs no read of the store."""
-        session = self._sessions[session_id] = Session(hash_key(key), is_eval, sampling, session_id)
+        session = self._sessions[session_id] = Session(hash_key(key), is_eval, is_baseline, sampling, session_id)
         self._keyring.remember(session.key_hash, Key(Power.SESSION, session_id))
         self._trees.plant(session_id)
 

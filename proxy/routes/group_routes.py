@@ -76,11 +76,15 @@ class HeartbeatBody(OwnerBody):
 
 @router.post("/groups", status_code=201)
 async def start_group(body: GroupBody, request: Request) -> Json:
-    """Start the sessions of the run's next task, or of an evaluation task. 429 while admission refuses."""
+    """Start the sessions of the run's next task, or of an evaluation task. 429 while admission refuses.
+
+    A session with `is_baseline` is greedy: its return is the baseline of the others (`algorithm.baseline: greedy`), and
+    the proxy samples its calls at temperature 0.
+    """
     await app_parts.access(request).require(request, Power.RUN, Power.ADMIN)
     store, live = app_parts.store(request), app_parts.context(request).sessions
     base = app_parts.public_address(request).base(request)
-    size = body.size if body.is_eval else store.limits.group_size
+    size = body.size if body.is_eval else store.limits.group_sessions
     start = (
         await authentication.start_of(request, store.run_id)
         if body.claim is None
@@ -113,12 +117,16 @@ async def start_group(body: GroupBody, request: Request) -> Json:
             start_digest=start.digest,
         )
     opened = list(zip(group.session_ids, new_keys, strict=True))
-    for session_id, key in opened if group.new else ():
-        live.opened(session_id, key, is_eval=body.is_eval, sampling=sampling if body.is_eval else None)
+    baseline = size - 1 if store.limits.greedy_baseline and not body.is_eval else None
+    for i, (session_id, key) in enumerate(opened if group.new else ()):
+        own_sampling = sampling if body.is_eval else None
+        live.opened(session_id, key, is_eval=body.is_eval, sampling=own_sampling, is_baseline=i == baseline)
     return {
         "group_id": group.group_id,
         "task": {"id": group.task_id, "data": group.task},
-        "sessions": [opened_json(base, sid, key, i) for i, (sid, key) in enumerate(opened)],
+        "sessions": [
+            opened_json(base, sid, key, i) | {"is_baseline": i == baseline} for i, (sid, key) in enumerate(opened)
+        ],
     }
 
 

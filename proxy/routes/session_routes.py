@@ -74,7 +74,7 @@ class EndBody(Body):
     last session to end may carry it. `trained_tokens` limits training to ranges of some
     calls' output tokens: `{"interaction_id": [[start, end], …]}`, ascending and disjoint. `answer` is what the episode
     answered, for the vote of an evaluation's samples. `stats` are numbers that the agent measured, by name; their means
-    are metrics of the step.
+    are metrics of the step. `truncated` says that a limit ended the episode, for example one of its turns.
     """
 
     status: SessionStatus = SessionStatus.COMPLETED
@@ -84,6 +84,7 @@ class EndBody(Body):
     answer: Annotated[str, Field(max_length=LONGEST_ANSWER)] | None = None
     trained_tokens: Annotated[dict[Key, list[TokenRange]], AfterValidator(bounded_ranges)] | None = None
     stats: Annotated[dict[str, float], AfterValidator(session_stats.checked)] = Field(default_factory=dict)
+    truncated: bool = False
 
 
 @router.post("/sessions", status_code=201)
@@ -213,7 +214,7 @@ async def end(session_id: str, body: EndBody, request: Request) -> Json:
     """Seal the session. Its trajectories are built once its last call has ended."""
     if body.status not in (SessionStatus.COMPLETED, SessionStatus.FAILED):
         raise bad_parameter("status", "status must be completed or failed", 422)
-    verdict = Verdict(rejected=body.reject, ranges=body.trained_tokens)
+    verdict = Verdict(rejected=body.reject, ranges=body.trained_tokens, truncated=body.truncated)
     return await _end(
         session_id,
         body.status,

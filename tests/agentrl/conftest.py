@@ -41,6 +41,7 @@ class StandIn:
         self.status = "running"
         self.error: str | None = None
         self.most_failures: int | None = None  # as `rollout.max_failures_in_a_row`
+        self.with_baseline = False  # groups have one more session, a greedy one
         self.claims: dict[str, str] = {}  # what evaluation groups are claimed as → by whom
         self.url = ""
 
@@ -77,7 +78,8 @@ class StandIn:
         else:
             self.groups_left -= 1
             task = {"n": self.groups_left}
-            sessions = [self._new_session(False, {}) for _ in range(self.size)]
+            sessions = [self._new_session(False, {}) for _ in range(self.size + self.with_baseline)]
+            sessions = [s | {"is_baseline": i == self.size} for i, s in enumerate(sessions)]
         return JSONResponse(
             {"group_id": f"g{task.get('n')}", "task": {"id": "t", "data": task}, "sessions": sessions}, 201
         )

@@ -240,6 +240,15 @@ def test_another_credit_is_computed_and_the_store_is_not_touched(db) -> None:
     assert everything(db) == before
 
 
+def test_a_greedy_baseline_is_compared_with_only_where_there_is_one(db) -> None:
+    history = History(db, seed=4)
+    history.train(1)
+    step = step_of(history, 1)
+    batch = past_batches.check(db, step).batch
+    with pytest.raises(UserError, match="step 1: remax compares with greedy episodes, which its groups lack"):
+        past_batches.recredit(db, step, batch, past_batches.Credit(estimator="remax"))
+
+
 @pytest.mark.parametrize(
     ("algorithm", "model"),
     [

@@ -11,15 +11,18 @@ from typing import Any
 import pytest
 import yaml
 from databases import KINDS
+from sqlalchemy import select
 from typer.testing import CliRunner
 
 from agentrl.cli.main import app
 from agentrl.client import AsyncClient
 from agentrl.configs.config_files import parse_config
+from agentrl.domain.verdicts import Verdict
 from agentrl.rollout.episode import Outcome, play
 from agentrl.rollout.http import agent_http
 from agentrl.rollout.rewards.scored_agent import agent_of
 from agentrl.rollout.runner import sessions_of
+from agentrl.store.tables import sessions
 from agentrl.testing import Reply
 
 PAGE = (Path(__file__).parents[2] / "docs" / "rewards.md").read_text()
@@ -129,6 +132,9 @@ async def test_turns_are_bounded(proxy: Any, client: AsyncClient) -> None:
     )
     assert (outcome.error, outcome.reward) == (None, 0.0)
     assert len(proxy.calls({"session_id": outcome.session_id})) == 2
+    with proxy.database.read() as conn:
+        verdict = conn.execute(select(sessions.c.verdict).where(sessions.c.id == outcome.session_id)).scalar_one()
+    assert Verdict.of(verdict) == Verdict(truncated=True)
 
 
 async def test_a_reward_that_cannot_be_computed_fails_the_session(proxy: Any, client: AsyncClient) -> None:

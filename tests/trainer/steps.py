@@ -49,12 +49,16 @@ CASES: dict[str, dict[str, Any]] = {
     "kl-in-reward": {"algorithm": {"preset": "rloo", "kl_coef": 0.1}},
     "kl-controlled": {"algorithm": {"kl_coef": 0.1, "kl_target": 1e-3, "kl_gain": 1.0}},
     "masked-out-of-the-mean": {
-        "algorithm": {"correction": "reject", "correction_cap": 1.5, "masked_in_mean": False},
+        "algorithm": {"correction": "reject", "correction_cap": 1.5, "masked_in_mean": "none"},
         "minibatches": 2,
     },
     "weights-normalised": {"algorithm": {"correction_normalize": True}},
     "taught": {"algorithm": {"distill_coef": 0.5, "distill": "full"}, "teacher": "other", "minibatches": 2},
     "taught-by-tokens": {"algorithm": {"preset": "ppo", "distill_coef": 0.5}, "teacher": "other"},
+    "turns-with-values": {
+        "algorithm": {"preset": "ppo", "advantage_level": "turn", "bootstrap_truncated": True},
+        "minibatches": 2,
+    },
     "top-layer": {"train_layers": 1},
     "adapter": {"lora": {"rank": 3, "alpha": 6}},
     "critic-reference-adapter": {

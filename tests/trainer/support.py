@@ -77,6 +77,7 @@ def random_trajectory(
         prompts=tuple(
             hashlib.sha256(str(ids[: turn_ids.index(turn)]).encode()).hexdigest()[:32] for turn in range(turns)
         ),
+        greedy_return=0.25,
     )
 
 
@@ -103,6 +104,8 @@ def outline_of(t: TrajectoryTokens, *, wasted_tokens: int = 0) -> Outline:
         turn_returns=t.turn_returns,
         episode_return=t.episode_return,
         wasted_tokens=wasted_tokens,
+        truncated=t.truncated,
+        greedy_return=t.greedy_return,
     )
 
 

@@ -14,8 +14,8 @@ from agentrl.trainer.models import run_models
 from agentrl.trainer.run import trainer_start
 
 PAGE = Path(__file__).parents[2] / "docs" / "metrics.md"
-ELSEWHERE = {"mfu", "publish/density"}
-"""Metrics of some GPUs, and of runs whose versions are compared with the ones before."""
+ELSEWHERE = {"mfu", "publish/density", "reward/greedy"}
+"""Metrics of some GPUs, of runs whose versions are compared with the ones before, and of runs with greedy episodes."""
 
 
 @pytest.fixture
@@ -112,3 +112,23 @@ def test_a_step_has_metrics_of_rewards_lengths_and_ages(setup: Setup) -> None:
     assert first["mismatch_kl"] == pytest.approx(first["approx_kl"], rel=1e-4)  # nothing has moved
     assert 0 < first["importance_ratio/ess"] < 1
     assert second["time/wait_for_policy"] > 0
+
+
+def test_a_step_of_remax_trains_the_samples_against_the_greedy_episodes(setup: Setup) -> None:
+    """One episode of each group becomes its greedy one."""
+    greedy = "(SELECT id FROM sessions WHERE sample_index = 0)"
+    with setup.database.write() as conn:
+        conn.exec_driver_sql(f"UPDATE sessions SET is_baseline = true WHERE id IN {greedy}")
+        conn.exec_driver_sql(
+            f"UPDATE trajectories SET state = 'rejected', reason = 'baseline' WHERE session_id IN {greedy}"
+        )
+        conn.exec_driver_sql(f"UPDATE rewards SET value = 0.75 WHERE session_id IN {greedy}")
+    first, second = made(setup, algorithm=Algorithm(preset="remax"))
+    assert first["reward/greedy"] == second["reward/greedy"] == 0.75
+    assert first["reward/mean"] - 0.75 == pytest.approx(first["advantage/mean"]) != 0
+    with setup.database.read() as conn:
+        trained = conn.exec_driver_sql("SELECT count(*) FROM trajectories WHERE state = 'trained'").scalar_one()
+        own = conn.exec_driver_sql(f"SELECT DISTINCT state FROM trajectories WHERE session_id IN {greedy}").all()
+    assert trained == first["sessions"] + second["sessions"] > 0
+    assert [row[0] for row in own] == ["rejected"]
+    assert "reward/greedy" in documented()

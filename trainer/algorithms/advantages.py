@@ -154,6 +154,7 @@ def _compare(
     """Episode → its comparison, with its penalty."""
     groups: dict[str, dict[str, float]] = {}
     lengths: dict[str, int] = {}
+    greedy = {t.group_id: t.greedy_return for t in trajectories}
     for t in trajectories:
         groups.setdefault(t.group_id, {})[t.episode_id] = t.episode_return + penalties[t.episode_id]
         if algorithm.baseline == "length_weighted":
@@ -174,7 +175,7 @@ def _compare(
             }
             continue
         tokens = np.array([lengths.get(id_, 0) for id_ in episodes], np.float64)
-        compared, factor = _against(of_groups[group_id], tokens, everything, algorithm)
+        compared, factor = _against(of_groups[group_id], tokens, everything, algorithm, greedy[group_id])
         counts = not algorithm.is_group_relative or len(episodes) > 1
         for i, id_ in enumerate(episodes):
             found[id_] = Comparison(penalties[id_], float(compared[i]), factor * rescale, counts)
@@ -202,11 +203,13 @@ def _rescale(groups: Sequence[Float64]) -> float:
     return sum(map(len, groups)) / differing if differing else 1.0
 
 
-def _against(returns: Float64, tokens: Float64, batch: Float64, algorithm: Algorithm) -> tuple[Float64, float]:
-    """(n,) baselines of a group's episodes, and the factor of their advantages."""
+def _against(
+    returns: Float64, tokens: Float64, batch: Float64, algorithm: Algorithm, greedy: float | None
+) -> tuple[Float64, float]:
+    """(n,) baselines of a group's episodes, and the factor of their advantages; `greedy` is the greedy one's return."""
     if algorithm.is_group_relative and tied(returns.tolist()):  # also a group of one
         return returns, 0.0
-    found = baselines(returns, tokens, algorithm)
+    found = baselines(returns, tokens, algorithm, greedy)
     match algorithm.normalization:
         case "none" | "whiten" | "per_reward":
             return found, 1.0

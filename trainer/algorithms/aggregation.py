@@ -13,10 +13,13 @@ from agentrl.trainer.algorithms.packed_rows import Rows
 
 @dataclass(frozen=True, slots=True)
 class Totals:
-    """Loss tokens, and trajectories with loss tokens, of a whole minibatch over all microbatches and ranks."""
+    """Loss tokens, and trajectories and turns with loss tokens, of a whole minibatch over all microbatches and ranks.
+    Turns also count where all of their tokens are masked.
+    """
 
     tokens: float
     sequences: float
+    turns: float = 0.0
 
 
 def token_weights(

@@ -26,14 +26,16 @@ def standard_scores(values: Float64) -> Float64:
     return scores
 
 
-def baselines(returns: Float64, tokens: Float64, algorithm: Algorithm) -> Float64:
-    """(n,) the baseline of each episode, from the returns (n,) and the numbers of loss tokens (n,).
+def baselines(returns: Float64, tokens: Float64, algorithm: Algorithm, greedy: float | None = None) -> Float64:
+    """(n,) the baseline of each episode, from the returns (n,), the numbers of loss tokens (n,) and the return of the
+    group's greedy episode.
 
     group_mean       mean(R). DeepSeekMath, arXiv 2402.03300, section 4.1.2.
     leave_one_out    the mean of the other R_j. "Back to Basics", arXiv 2402.14740.
     length_weighted  Σ l_j R_j / Σ l_j. OPO, arXiv 2505.23585: the baseline of least variance, if a gradient's
                      squared norm grows with the length l.
     max_at_k         `max_at_k`.
+    greedy           that of the greedy episode. ReMax, arXiv 2310.10505, section 3: b(x) = r(x, ā), ā_t ∈ argmax π.
     none             0.
 
     `baseline_shift` is added to all but `max_at_k`. AsymRE, arXiv 2506.20520: R − (V + δV).
@@ -47,6 +49,10 @@ def baselines(returns: Float64, tokens: Float64, algorithm: Algorithm) -> Float6
             found = np.full_like(returns, tokens @ returns / tokens.sum() if tokens.any() else returns.mean())
         case "max_at_k":
             return max_at_k(returns, algorithm.best_of)
+        case "greedy":
+            if greedy is None:
+                raise ValueError("baseline greedy needs the return of a greedy episode, which a group does not have")
+            found = np.full_like(returns, greedy)
         case "none" | "critic":
             found = np.zeros_like(returns)
         case _:

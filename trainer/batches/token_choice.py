@@ -65,17 +65,23 @@ def choose_tokens(scored: Sequence[Scored], algorithm: Algorithm, version: int, 
     return _weigh(scored, masks[0], algorithm, world)
 
 
-def counted(packs: Sequence[Pack], world: World) -> Totals:
-    """Tokens that count, and trajectories with such tokens, over all ranks. Collective."""
-    tokens = sequences = 0.0
+def counted(packs: Sequence[Pack], algorithm: Algorithm, world: World) -> Totals:
+    """Tokens that count, and trajectories with such tokens, or with loss tokens if all trajectories count, and turns
+    with loss tokens, over all ranks. Collective.
+    """
+    tokens = sequences = turns = 0.0
     for pack in packs:
+        turns += sum(int(np.count_nonzero(s.tokens.turn_tokens)) for s in pack.samples)
         if pack.counts_S is None:
             tokens, sequences = tokens + pack.loss_tokens, sequences + len(pack.samples)
             continue
         tokens += float(pack.counts_S.sum())
+        if algorithm.masked_in_mean == "trajectories":
+            sequences += len(pack.samples)
+            continue
         ends = np.cumsum([int(np.count_nonzero(s.tokens.loss_mask)) for s in pack.samples])[:-1]
         sequences += sum(bool(part.any()) for part in np.split(pack.counts_S.cpu().numpy(), ends))
-    return Totals(**world.total({"tokens": tokens, "sequences": sequences}))
+    return Totals(**world.total({"tokens": tokens, "sequences": sequences, "turns": turns}))
 
 
 Masks = list[Tensor | None]
@@ -139,14 +145,14 @@ def _mark_far(scored: Sequence[Scored], known: Sequence[Tensor], algorithm: Algo
 
 def _weigh(scored: Sequence[Scored], within: Masks, algorithm: Algorithm, world: World) -> float:
     """Sets the tokens that count; returns the mean weight."""
-    if algorithm.masked_in_mean and not algorithm.correction_normalize:
+    if algorithm.masked_in_mean == "all" and not algorithm.correction_normalize:
         return 1.0
     tokens = weights = 0.0
     for one, kept in zip(scored, within, strict=True):
         of = (one.trajectories, one.turns)
         weight_S, outside_S = behavior_weights(one.proximal_S, one.behavior_S, *of, algorithm)
         tokens, weights = tokens + len(weight_S), weights + float(weight_S.double().sum())
-        if not algorithm.masked_in_mean:
+        if algorithm.masked_in_mean != "all":
             inside_S = ~outside_S if algorithm.correction in ("mask", "reject") else torch.ones_like(outside_S)
             one.pack.counts_S = inside_S if kept is None else inside_S & kept
     if not algorithm.correction_normalize:

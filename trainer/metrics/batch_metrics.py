@@ -120,10 +120,18 @@ def batch_metrics(batch: BatchOutline, advantages: AdvantageFacts) -> Metrics:
         "reward/std": float(returns.std()),
         "reward/min": float(returns.min()),
         "reward/max": float(returns.max()),
+        **_greedy(batch),
+        "truncated_episodes": len({t.episode_id for t in batch.trajectories if t.truncated}) / len(returns),
         **_advantages(batch, advantages),
         **_ages(batch),
         **_lengths(batch),
     }
+
+
+def _greedy(batch: BatchOutline) -> Metrics:
+    """The mean return of the groups' greedy episodes, if there are any."""
+    found = {t.group_id: t.greedy_return for t in batch.trajectories if t.greedy_return is not None}
+    return {"reward/greedy": sum(found.values()) / len(found)} if found else {}
 
 
 def routing_metrics(counts: Mapping[RouteOrigin, float]) -> Metrics:

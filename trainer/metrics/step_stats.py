@@ -31,7 +31,6 @@ PER_TOKEN = (
     "entropy",
     "masked_fraction",
     "kl_reference",
-    "value_loss",
 )
 """Metrics that are means over the loss tokens of all minibatches; the last two need other models."""
 OF_OUR_LOSS = (
@@ -42,7 +41,16 @@ OF_OUR_LOSS = (
     "kl_reference",
 )
 """Those that a loss function of the user does not compute."""
-SUMMED = (*PER_TOKEN, "loss", "tokens", "tokens_computed", "kl_teacher", "tokens_taught")
+SUMMED = (
+    *PER_TOKEN,
+    "value_loss",
+    "values",
+    "loss",
+    "tokens",
+    "tokens_computed",
+    "kl_teacher",
+    "tokens_taught",
+)
 """The figures that are summed over ranks."""
 
 
@@ -99,10 +107,11 @@ class StepStats:
         loads = [loads_RE for _, loads_RE in everyones if loads_RE is not None]
         return found | (load_metrics(torch.stack(loads).sum(0)) if loads else {})
 
-    def add_value_losses(self, losses_S: Tensor) -> None:
-        """Add the critic's pass over the microbatch that was added last."""
+    def add_value_losses(self, losses_S: Tensor, of_S: Tensor) -> None:
+        """Add the critic's pass over the microbatch that was added last; `of_S` is true for the tokens with a value."""
         self.seen[-1].value_losses_S = losses_S
         self._sum("value_loss", losses_S.double().sum())
+        self._sum("values", of_S.double().sum())
 
     def compare(self, before_S: Tensor, m: Microbatch, version: int) -> None:
         """Add the gaps between engine and trainer; `before_S` is log π of the policy before the step, `version`."""
@@ -147,7 +156,6 @@ class StepStats:
         sums = world.total({name: self.sums[name] for name in (*SUMMED, *named)})
         absent = {
             "kl_reference": not algorithm.needs_reference,
-            "value_loss": not algorithm.needs_critic,
         }
         absent |= dict.fromkeys(OF_OUR_LOSS, True) if own_loss else {}
         taught = {}
@@ -157,6 +165,7 @@ class StepStats:
         return {
             **{name: sums[name] / max(1.0, sums["tokens"]) for name in (*PER_TOKEN, *named) if not absent.get(name)},
             **taught,
+            **({"value_loss": sums["value_loss"] / max(1.0, sums["values"])} if algorithm.needs_critic else {}),
             "loss": sums["loss"] / max(1, minibatches),
             "tokens_trained": sums["tokens"],
             "tokens_computed": sums["tokens_computed"],

@@ -1,15 +1,16 @@
-"""The critic of PPO, and the advantages computed from its values.
+"""The critic of PPO: a model of values.
 
 The critic is a separate model with the policy's layout: the base model's body, the same number of trained layers, the
-same sharding, and a linear head that starts at 0. A value belongs to the state that a token is sampled from, that is,
-to all tokens before it. Samples that share those tokens share the value but have their own targets. H: hidden size;
-other letters as in packing.py.
+same sharding, and a linear head that starts at 0; or body and head of a reward model. A value belongs to the state that
+a token is sampled from, that is, to all tokens before it. Samples that share those tokens share the value but have
+their own targets. H: hidden size; other letters as in packing.py.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,21 +18,16 @@ import torch
 from torch import Tensor, nn
 
 from agentrl.configs.algorithm import Algorithm
-from agentrl.domain.batches.outline import Credited
-from agentrl.domain.schemas import Float32, Float64, TrajectoryTokens
-from agentrl.trainer.algorithms.advantages import (
-    Totals,
-    Weighed,
-    alone,
-    by_sign,
-    overlong_penalties,
-    own_returns,
-    whitened,
-)
-from agentrl.trainer.algorithms.gae import gae
-from agentrl.trainer.algorithms.packed_rows import Rows
+from agentrl.errors import ModelFolderError
+from agentrl.trainer.algorithms.advantages import Totals, alone
+from agentrl.trainer.models import rank_parts
+from agentrl.trainer.models.loading import given, some, stored_name
 from agentrl.trainer.models.policy import Body, decoder
+from agentrl.trainer.models.tensor_files import files_of
 from agentrl.trainer.packing import Microbatch, Sample
+
+HEAD = {"score.weight": "weight", "score.bias": "bias"}
+"""Names in a classifier's files of the tensors of the head."""
 
 
 class Critic(Body):
@@ -39,6 +35,7 @@ class Critic(Body):
 
     def __init__(self, lm: Any) -> None:
         super().__init__(decoder(lm))
+        self.prefix = next(name for name, module in lm.named_modules() if module is self.lm)
         self.value = nn.Linear(lm.config.hidden_size, 1)
         nn.init.zeros_(self.value.weight)
         nn.init.zeros_(self.value.bias)
@@ -54,6 +51,26 @@ class Critic(Body):
         for name, parameter in self.value.named_parameters():
             yield f"value.{name}", parameter
 
+    def begin_as(self, folder: Path) -> None:
+        """Copy body and head of a reward model, a folder that `agentrl reward-model` wrote. A head without a bias
+        leaves it at 0; adapters stay as they are. Raises ModelFolderError when the folder is not such a model, or a
+        tensor of it has another shape.
+        """
+        what, files = f"trainer.critic_from: {folder}", files_of(folder)
+        body = {f"{self.prefix}.{stored_name(n)}": p for n, p in self.lm.named_parameters() if ".lora_" not in n}
+        head = {stored: getattr(self.value, of) for stored, of in HEAD.items() if stored in files}
+        if "score.weight" not in head:
+            raise ModelFolderError(f"{what} has no score.weight, the head of a model of `agentrl reward-model`")
+        plain = {stored: name for stored, name in self.names.plain.items() if name in body and stored in files}
+        fused = [one for one in self.names.fused if one.names <= files.keys()]
+        names = replace(self.names, plain=plain, fused=fused)
+        missing = body.keys() - given(names, files)
+        foreign = files.keys() - self.names.plain.keys() - head.keys() - {n for one in fused for n in one.names}
+        wrong = [f"{has} {some(sorted(of))}" for has, of in (("lacks", missing), ("also has", foreign)) if of]
+        if wrong:
+            raise ModelFolderError(f"{what} has another architecture than the run's model: it {' and '.join(wrong)}")
+        rank_parts.read(files, replace(names, plain=plain | {stored: stored for stored in head}), body | head, what)
+
 
 @dataclass(frozen=True, slots=True)
 class Learner:
@@ -63,98 +80,19 @@ class Learner:
     optimizer: torch.optim.Optimizer
 
 
-GAE_TOKENS = 1 << 22
-"""Loss tokens that are computed at once."""
-
-
-def gae_advantages(
-    trajectories: Sequence[TrajectoryTokens],
-    algorithm: Algorithm,
-    values: Sequence[Float32],
-    costs: Sequence[Float32] | None = None,
-    batch: Sequence[Credited] | None = None,
-    totals: Totals = alone,
-) -> tuple[list[Float32], list[Float32]]:
-    """For each trajectory, the advantages (T,) and the critic's targets (T,), from the critic's `values` (T,).
-
-    Only loss tokens count; the others have 0. `costs` (T,) are subtracted from the rewards. `whiten` gives the
-    advantages mean 0 and (population) deviation 1 over the batch's loss tokens; targets are computed before that.
-    `batch` has the outlines of the whole batch where `trajectories` are one rank's share; None: they are all of it.
-    Collective if `totals` is.
+def explained_variance(samples: Sequence[Sample], algorithm: Algorithm, totals: Totals = alone) -> float:
+    """1 − Var(target − value) / Var(target) over a batch's loss tokens, or the first ones of its turns where those have
+    values: 1 is perfect, 0 or less is useless. Collective if `totals` is.
     """
-    penalties = overlong_penalties(trajectories if batch is None else batch, algorithm)
-    advantages: list[Float64] = []
-    targets: list[Float64] = []
-    for part in _chunks([int(np.count_nonzero(t.loss_mask)) for t in trajectories], GAE_TOKENS):
-        chosen = trajectories[part]
-        rewards = token_rewards(chosen, algorithm, penalties)
-        if costs is not None:
-            rewards -= np.concatenate([cost[t.loss_mask] for cost, t in zip(costs[part], chosen, strict=True)])
-        known = np.concatenate([v[t.loss_mask] for v, t in zip(values[part], chosen, strict=True)], dtype=np.float64)
-        lengths = [int(np.count_nonzero(t.loss_mask)) for t in chosen]
-        rows = Rows(torch.from_numpy(np.repeat(np.arange(len(chosen)), lengths)), len(chosen))
-        found = gae(torch.from_numpy(rewards), torch.from_numpy(known), rows, algorithm.gae_gamma, algorithm.gae_lambda)
-        ends = np.cumsum(lengths)[:-1]
-        advantages += np.split(found[0].numpy(), ends)
-        targets += np.split(found[1].numpy(), ends)
-    if algorithm.normalization == "whiten":
-        advantages = [w.advantages for w in whitened([Weighed(a, np.ones_like(a)) for a in advantages], totals)]
-    return _placed(trajectories, [by_sign(a, algorithm) for a in advantages]), _placed(trajectories, targets)
-
-
-def _chunks(lengths: Sequence[int], most: int) -> Iterator[slice]:
-    """Slices of consecutive rows with at most `most` tokens together; a longer row is one by itself."""
-    start = tokens = 0
-    for i, length in enumerate(lengths):
-        if i > start and tokens + length > most:
-            yield slice(start, i)
-            start, tokens = i, 0
-        tokens += length
-    if lengths:
-        yield slice(start, len(lengths))
-
-
-def token_rewards(
-    trajectories: Sequence[TrajectoryTokens], algorithm: Algorithm, penalties: Mapping[str, float]
-) -> Float64:
-    """(S,) the reward of each loss token, one trajectory after another. The rewards from a turn to the end of its
-    trajectory sum up to the turn's return.
-
-    The last loss token of a turn gets its return minus that of the next turn with loss tokens. With `turn_discount` 1
-    that is the reward between the two turns, wherever in the session's tree it was given.
-    """
-    first = np.cumsum([0, *(len(t.turn_returns) for t in trajectories)])  # number of turns before each trajectory
-    of = [t.turn_ids[t.loss_mask] + n for t, n in zip(trajectories, first[:-1], strict=True)]
-    turns = np.concatenate([np.empty(0, np.int64), *of])
-    ends = np.flatnonzero(np.diff(turns, append=-1))
-    returns = np.concatenate(
-        [np.empty(0), *(own_returns(t, algorithm) + penalties[t.episode_id] for t in trajectories)]
-    )[turns[ends]]
-    owners = np.searchsorted(first, turns[ends], side="right")
-    next_returns = np.where(np.append(owners[1:] == owners[:-1], False), np.append(returns[1:], 0.0), 0.0)
-    rewards = np.zeros(len(turns), np.float64)
-    rewards[ends] = returns - next_returns[: len(ends)]
-    return rewards
-
-
-def _placed(trajectories: Sequence[TrajectoryTokens], of_loss_tokens: Sequence[Float64]) -> list[Float32]:
-    """(T,) per trajectory: the given numbers at loss tokens, 0 elsewhere."""
-    out = []
-    for t, numbers in zip(trajectories, of_loss_tokens, strict=True):
-        placed = np.zeros(len(t.loss_mask), np.float32)
-        placed[t.loss_mask] = numbers
-        out.append(placed)
-    return out
-
-
-def explained_variance(samples: Sequence[Sample], totals: Totals = alone) -> float:
-    """1 − Var(target − value) / Var(target) over a batch's loss tokens: 1 is perfect, 0 or less is useless. Collective
-    if `totals` is.
-    """
-    known = [
-        (s.targets, s.values, s.tokens.loss_mask) for s in samples if s.targets is not None and s.values is not None
-    ]
-    pairs = [(t[m].astype(np.float64), t[m].astype(np.float64) - v[m]) for t, v, m in known]
+    pairs = []
+    for s in samples:
+        if s.targets is not None and s.values is not None:
+            of = s.tokens.loss_mask
+            target, value = s.targets[of].astype(np.float64), s.values[of]
+            if algorithm.advantage_level == "turn":
+                first = np.diff(s.tokens.turn_ids[of], prepend=-1) != 0
+                target, value = target[first], value[first]
+            pairs.append((target, target - value))
     sums = totals(
         {
             "n": float(sum(len(target) for target, _ in pairs)),

@@ -146,12 +146,13 @@ def _checked_names(lm: Any, folder: Path) -> Names:
         and name.rpartition(".")[2] not in computed
         and not any(re.search(pattern, name) for pattern in ignored)
     ]
-    wrong = [f"{what} {_some(names)}" for what, names in (("without", missing), ("with", unexpected)) if names]
+    wrong = [f"{what} {some(names)}" for what, names in (("without", missing), ("with", unexpected)) if names]
     if wrong:
         raise ModelFolderError(f"model folder {folder}: {type(lm).__name__} {' and '.join(wrong)}")
     return names
 
 
-def _some(names: list[str]) -> str:
+def some(names: list[str]) -> str:
+    """The first names of a list, and how many more it has."""
     more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
     return ", ".join(names[:SHOWN]) + more

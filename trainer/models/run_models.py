@@ -78,6 +78,10 @@ def make_models(base_model: Path, config: TrainerConfig, world: World) -> Models
             reference.overlay(config.reference, world)
     if config.algorithm.needs_critic:
         model = load(Critic, base_model, config, world)
+        if config.critic_from is not None:
+            folder = resolve_model(str(config.critic_from))
+            check_same_tokens(base_model, folder, "trainer.critic_from")
+            model.begin_as(folder)
         critic = Learner(model, make_optimizer(model, config, config.critic_lr))
     if config.algorithm.compares_vocabularies and policy.context is not None:
         raise UserError("algorithm.distill: full is not possible with resources.trainer.context above 1: use sampled")

@@ -28,6 +28,11 @@ class Fused:
     rule: Any  # transformers' WeightConverter
 
     @property
+    def names(self) -> set[str]:
+        """The names in the files."""
+        return {name for names in self.parts.values() for name in names}
+
+    @property
     def stacked(self) -> bool:
         """Whether element i of the parameter's first dimension is made only of the i-th name of each pattern."""
         from transformers.core_model_loading import MergeModulelist
@@ -73,7 +78,7 @@ class Names:
 
             model: Any = SimpleNamespace(_weight_conversions=self.rules, config=self.config)
             apart = revert_weight_conversion(model, whole)
-            expected = {n for f in self.fused if f.first in whole for names in f.parts.values() for n in names}
+            expected = {name for f in self.fused if f.first in whole for name in f.names}
             if apart.keys() != expected:
                 raise ModelFolderError(f"{', '.join(whole)} cannot be converted to the tensors of the model's folder")
             found |= {name: tensor.contiguous() for name, tensor in apart.items()}

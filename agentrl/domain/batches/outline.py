@@ -70,6 +70,14 @@ class Credited(Protocol):
     def length(self) -> int:
         """All tokens."""
 
+    @property
+    def truncated(self) -> bool:
+        """Whether a limit ended the episode after its last token."""
+
+    @property
+    def greedy_return(self) -> float | None:
+        """The return of the group's greedy episode; None where it has none."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Outline:
@@ -92,6 +100,8 @@ class Outline:
     episode_return: float
     named_returns: Mapping[str, float] = field(default_factory=dict)  # of the episode, by the name of its rewards
     wasted_tokens: int  # sampled and trainable, but too old
+    truncated: bool = False  # a limit ended the episode after its last token
+    greedy_return: float | None = None  # of the group's greedy episode, where it has one
 
     @property
     def length(self) -> int:
@@ -188,6 +198,8 @@ def joined(outline: Outline, tokens: PathTokens) -> TrajectoryTokens:
         prompts=outline.prompts,
         kv_mixed_turns=frozenset(np.flatnonzero(outline.kv_mixed).tolist()),
         routed=tokens.routed,
+        truncated=outline.truncated,
+        greedy_return=outline.greedy_return,
     )
 
 

@@ -32,12 +32,14 @@ def pack(batch: BatchOutline) -> bytes:
         "turn_returns": _flat([o.turn_returns for o in of], np.float64),
         "episode_return": np.array([o.episode_return for o in of], np.float64),
         "wasted": np.array([o.wasted_tokens for o in of], np.int64),
+        "truncated": np.array([o.truncated for o in of], np.bool_),
     }
     header = orjson.dumps(
         {
             "batch": [batch.step_id, batch.step, batch.version, sorted(batch.ages.items())],
             "columns": [[name, array.dtype.str, array.shape] for name, array in columns.items()],
             "named": [list(one.named_returns.items()) for one in of],
+            "greedy": [one.greedy_return for one in of],
         }
     )
     return b"".join([len(header).to_bytes(HEADER_BYTES), header, *(array.tobytes() for array in columns.values())])
@@ -58,15 +60,18 @@ def unpack(raw: bytes) -> BatchOutline:
         step_id=step_id,
         step=step,
         version=version,
-        trajectories=list(_outlines(columns, header["named"])),
+        trajectories=list(_outlines(columns, header["named"], header["greedy"])),
         ages=dict(ages),
     )
 
 
-def _outlines(columns: dict[str, NDArray[Any]], returns_by_name: list[list[Any]]) -> Iterator[Outline]:
+def _outlines(
+    columns: dict[str, NDArray[Any]], returns_by_name: list[list[Any]], greedy: list[float | None]
+) -> Iterator[Outline]:
     named = [_read(columns[name]) for name in NAMES]
     calls, prompts = _read(columns["calls"]), _read(columns["prompts"])
     returns, wasted = columns["episode_return"].tolist(), columns["wasted"].tolist()
+    truncated = columns["truncated"].tolist()
     m = s = k = 0
     for i, (of_calls, of_sampled, of_trained) in enumerate(columns["counts"].tolist()):
         turns = slice(m, m := m + of_calls)
@@ -83,6 +88,8 @@ def _outlines(columns: dict[str, NDArray[Any]], returns_by_name: list[list[Any]]
             episode_return=returns[i],
             named_returns={name: float(value) for name, value in returns_by_name[i]},
             wasted_tokens=wasted[i],
+            truncated=truncated[i],
+            greedy_return=None if (found := greedy[i]) is None else float(found),
         )
 
 

@@ -28,6 +28,7 @@ def result_json(result: Result) -> Json:
         "reject": result.reject,
         "answer": answer_text.bounded(result.answer),
         "stats": dict(result.stats),
+        "truncated": result.truncated,
     }
 
 
@@ -39,6 +40,7 @@ def read_result(message: Json) -> Result:
         reject=message["reject"],
         answer=message["answer"],
         stats=message["stats"],
+        truncated=message["truncated"],
     )
 
 

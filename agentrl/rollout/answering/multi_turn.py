@@ -10,7 +10,7 @@ from agentrl.domain.schemas import Json
 from agentrl.errors import UserError
 from agentrl.rollout.answering.policy_call import PolicyCall
 from agentrl.rollout.answering.task_messages import messages_of
-from agentrl.rollout.score import Score
+from agentrl.rollout.score import Result, Score
 
 FEEDBACK = "That answer is wrong, or it is not in the expected form. Read the question again and give a new answer."
 
@@ -42,8 +42,8 @@ class MultiTurn:
         self.system, self.template = system, template
         self.call = PolicyCall(enable_thinking=enable_thinking, max_tokens=max_tokens, stop=stop)
 
-    async def run(self, data: Json, **extra: Any) -> Score:
-        """Answer the task until it is right."""
+    async def run(self, data: Json, **extra: Any) -> Result:
+        """Answer the task until it is right, or until a limit ends the episode."""
         messages = messages_of(data, system=self.system, template=self.template)
         score: Score | None = None
         turn = 0
@@ -59,4 +59,5 @@ class MultiTurn:
             said = reply.choices[0].message.model_dump(exclude_none=True)
             messages = [*messages, said, {"role": "user", "content": self.feedback}]
         assert score is not None
-        return score.scaled(self.turn_discount ** (turn - 1))
+        last = score.scaled(self.turn_discount ** (turn - 1))
+        return Result(rewards=last.rewards, answer=last.answer, truncated=score.value < self.right)

@@ -42,7 +42,7 @@ class ScoredAgent:
         is_eval = bool(extra.get("is_eval"))
         session_id = extra["base_url"].partition("/sessions/")[2].partition("/")[0]
         group_id = str(extra.get("group_id") or session_id)
-        size = 1 if is_eval else self._group_size
+        size = 1 if is_eval or extra.get("is_baseline") else self._group_size
         about = {"is_eval": is_eval, "base_url": extra["base_url"], "api_key": extra["api_key"]}
         scored = False
 

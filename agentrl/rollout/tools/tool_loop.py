@@ -27,6 +27,8 @@ from agentrl.rollout.tools.toolbox import Toolbox
 from agentrl.rollout.tools.users.user_entries import user_of
 
 Stopped = Literal["answered", "ended", "max_turns", "max_tokens", "context_length"]
+LIMITS = ("max_turns", "max_tokens", "context_length")
+"""Those that end an episode before its own end."""
 
 
 class ToolLoop:
@@ -161,7 +163,7 @@ class ToolLoop:
         """What `run` of an agent may return: `score`, and the rewards of the tools."""
         own = () if score is None else score.rewards if isinstance(score, Score) else (Reward(value=finite(score)),)
         answer = score.answer if isinstance(score, Score) else None
-        return Result(rewards=(*own, *await self.rewards()), answer=answer)
+        return Result(rewards=(*own, *await self.rewards()), answer=answer, truncated=self.stopped in LIMITS)
 
 
 def overrides_of(given: Mapping[str, Mapping[str, Any] | ToolLimits], base: ToolLimits) -> dict[str, ToolLimits]:

@@ -8,7 +8,7 @@ from typing import Any
 
 from sqlalchemy import Row
 
-from agentrl.domain.schemas import TRAINED, SessionStatus, StepState
+from agentrl.domain.schemas import GREEDY_BELOW, TRAINED, SessionStatus, StepState
 from agentrl.store.audit.group_rows import GroupRows
 from agentrl.store.audit.lineage_audit import Lineage
 
@@ -37,6 +37,11 @@ def check_group(rows: GroupRows, lineage: Lineage) -> Iterator[str]:
         yield f"{name}: its size is {group.size}{given_up}, its sessions are numbered {roots}"
     elif waits and not 0 < len(roots) < group.size:
         yield f"{name}: it waits for more sessions, but has {len(roots)} of {group.size}"
+    baselines = [s for s in rows.sessions.values() if s.is_baseline and s.parent_session_id is None]
+    if len(baselines) > 1 or any(s.sample_index != group.size - 1 for s in baselines):
+        yield f"{name}: its greedy sessions are numbered {sorted(s.sample_index for s in baselines)}"
+    if baselines and group.state in ("ready", "leased", "trained") and baselines[0].status != SessionStatus.COMPLETED:
+        yield f"{name}: it is {group.state}, but its greedy session is {baselines[0].status}"
     if group.name is None and (waits or group.missing):
         yield f"{name}: it has no name, so no session can join it, but it waits for some or lacks {group.missing}"
     if group.missing < 0 or (group.missing and (waits or unbuilt)):
@@ -87,6 +92,14 @@ def check_session(rows: GroupRows, session: Row[Any]) -> Iterator[str]:
             yield f"{name}: its root or its depth does not follow from its parent {parent.id}"
     elif (session.root_session_id, session.depth) != (None, 0):
         yield f"{name}: it has no parent, but the root {session.root_session_id} at depth {session.depth}"
+    if parent is not None and session.is_baseline != parent.is_baseline:
+        yield f"{name}: it is a baseline or not, other than its parent {parent.id}"
+    if session.is_baseline:
+        if session.is_eval:
+            yield f"{name}: it is a baseline of an evaluation"
+        for call in rows.calls_of(session.id):
+            if call.temperature >= GREEDY_BELOW:
+                yield f"interactions {call.id}: it has temperature {call.temperature:g} in a greedy session"
     seqs = [call.seq for call in rows.calls_of(session.id) if call.seq is not None]
     if seqs != list(range(1, session.seq + 1)):
         yield f"{name}: its seq is {session.seq}, its calls have {seqs}"

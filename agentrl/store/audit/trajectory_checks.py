@@ -16,7 +16,7 @@ from agentrl.store.audit.lineage_audit import Lineage
 from agentrl.store.audit.reward_checks import Credit, credit_of_sessions
 from agentrl.store.tables import trajectories
 from agentrl.store.training import session_verdicts
-from agentrl.store.training.trajectories import rejected
+from agentrl.store.training.trajectories import BASELINE, rejected
 
 _RETURN = list(trajectories.c.keys()).index("return")  # a keyword cannot be an attribute of the row
 
@@ -55,7 +55,14 @@ def check_trajectories(rows: GroupRows, lineage: Lineage, totals: dict[str, Step
         verdict = _verdict(rows, t.session_id)
         trained = [c for c in owned if c.trainable and verdict.count(c.id, c.output_tokens) and c.id in credited.calls]
         yield from _credit_and_state(
-            name, t, trained, verdict, credited, [one.episode for one in by_discount], rows.group.reject_reason
+            name,
+            t,
+            trained,
+            verdict,
+            credited,
+            [one.episode for one in by_discount],
+            rows.group.reject_reason,
+            is_baseline=rows.sessions[t.session_id].is_baseline,
         )
         if (t.lease_step_id is None) != (t.lease_epoch is None):
             yield f"{name}: it has half a lease: step {t.lease_step_id}, epoch {t.lease_epoch}"
@@ -103,6 +110,8 @@ def _credit_and_state(
     credited: Credit,
     episodes: Sequence[float],
     reject_group: str | None,
+    *,
+    is_baseline: bool,
 ) -> Iterator[str]:
     """Return, tokens, versions and reason follow from the rewards that are applied, and from the verdict."""
     value = t[_RETURN]
@@ -117,7 +126,9 @@ def _credit_and_state(
     if (t.min_version, t.max_version) != versions:
         yield f"{name}: its versions are {t.min_version} to {t.max_version}, its calls' {versions[0]} to {versions[1]}"
     untrainable = None
-    if not trained:
+    if is_baseline:
+        untrainable = BASELINE
+    elif not trained:
         untrainable = "no_trainable_tokens"
     elif verdict.rejected is not None:
         untrainable = rejected(verdict.rejected)

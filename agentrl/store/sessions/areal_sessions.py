@@ -160,6 +160,7 @@ def paths(conn: Connection, session_id: str, discount: float, *, each_call: bool
                 interactions.c.prompt_tokens,
                 interactions.c.prompt_digest,
                 interactions.c.output_tokens,
+                interactions.c.finish_reason,
                 sessions_table.c.group_id,
                 interaction_data.c.prompt_delta_ids,
                 interaction_data.c.output_ids,

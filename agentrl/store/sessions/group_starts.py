@@ -45,8 +45,8 @@ def start_group(
     owner: str | None = None,
     start_digest: str | None = None,
 ) -> NewGroup:
-    """Admit a group for the run's next task that the curriculum does not skip: one session per key hash. Raises as
-    `admit` does.
+    """Admit a group for the run's next task that the curriculum does not skip: one session per key hash, the last of
+    them the greedy baseline of the others where the run's algorithm needs one. Raises as `admit` does.
 
     Repeating a `start_digest` returns the group that it started, and takes no new place.
     """
@@ -55,7 +55,15 @@ def start_group(
     cursor, seed = admit(conn, run_id, limits, outside=owner is None)
     cursor, draw = task_skips.next_draw(conn, run_id, cursor, seed, limits.curriculum)
     return _insert_group(
-        conn, run_id, limits, key_hashes, run_task=draw.task, cursor=cursor, owner=owner, start_digest=start_digest
+        conn,
+        run_id,
+        limits,
+        key_hashes,
+        run_task=draw.task,
+        cursor=cursor,
+        owner=owner,
+        start_digest=start_digest,
+        baseline=limits.greedy_baseline,
     )
 
 
@@ -72,8 +80,9 @@ def start_external(
 ) -> NewGroup:
     """Admit a group for an outside program that brings its own task: one session per key hash, called `name` if given.
 
-    Raises as `admit` does.
+    Raises as `admit` does, and as `check_own_task`.
     """
+    check_own_task(limits)
     if (earlier := _started(conn, run_id, start_digest)) is not None:
         return earlier
     cursor, _ = admit(conn, run_id, limits, outside=True)
@@ -144,8 +153,11 @@ def _insert_group(
     owner: str | None = None,
     start_digest: str | None = None,
     name: str | None = None,
+    baseline: bool = False,
 ) -> NewGroup:
-    """Insert a group with one session per key. Its task is the run's (`run_task`, `cursor`) or its own (`task`)."""
+    """Insert a group with one session per key. Its task is the run's (`run_task`, `cursor`) or its own (`task`).
+    `baseline` says that the last session is the greedy one.
+    """
     now, group_id = time.time(), new_id()
     task_id = None if run_task is None else run_task.id
     conn.execute(
@@ -166,7 +178,16 @@ def _insert_group(
         )
     )
     session_ids = insert_sessions(
-        conn, run_id, group_id, limits, key_hashes, metadata or {}, is_eval=is_eval, owner=owner, name=name
+        conn,
+        run_id,
+        group_id,
+        limits,
+        key_hashes,
+        metadata or {},
+        is_eval=is_eval,
+        owner=owner,
+        name=name,
+        baseline=baseline,
     )
     if owner is not None:  # a worker that starts a group is alive, even before its first heartbeat
         heartbeats.beat(conn, run_id, "worker", owner)
@@ -185,8 +206,11 @@ def insert_sessions(
     owner: str | None = None,
     name: str | None = None,
     first_index: int = 0,
+    baseline: bool = False,
 ) -> list[str]:
-    """Insert one open session per key into a group, numbered from `first_index`; returns their ids."""
+    """Insert one open session per key into a group, numbered from `first_index`; returns their ids. With `baseline` the
+    last one is the greedy baseline of the others.
+    """
     now, session_ids = time.time(), [new_id() for _ in key_hashes]
     conn.execute(
         insert(sessions),
@@ -200,6 +224,7 @@ def insert_sessions(
                 "status": SessionStatus.OPEN,
                 "seq": 0,
                 "is_eval": is_eval,
+                "is_baseline": baseline and i == first_index + len(key_hashes) - 1,
                 "built": False,
                 "metadata": metadata,
                 "name": name,
@@ -211,6 +236,18 @@ def insert_sessions(
         ],
     )
     return session_ids
+
+
+def check_own_task(limits: Limits) -> None:
+    """Raise RequestError 409 where a program may not bring its own task: a group needs a greedy episode that the proxy
+    opens with it.
+    """
+    if limits.greedy_baseline:
+        message = (
+            "trainer.algorithm.baseline: greedy needs a greedy episode in each group, which only groups of the run's "
+            "own tasks have: start them with POST /groups"
+        )
+        raise RequestError(409, message, code="needs_greedy_episode")
 
 
 def lock_run(conn: Connection, run_id: str) -> None:

@@ -19,7 +19,7 @@ from agentrl.errors import RequestError
 from agentrl.store import runs
 from agentrl.store.db.codec import new_id
 from agentrl.store.sessions.group_admission import admit, closed_run
-from agentrl.store.sessions.group_starts import NewGroup, insert_sessions, lock_run
+from agentrl.store.sessions.group_starts import NewGroup, check_own_task, insert_sessions, lock_run
 from agentrl.store.sessions.session_limits import Limits
 from agentrl.store.sessions.session_locks import lock_group
 from agentrl.store.tables import groups, sessions
@@ -42,8 +42,9 @@ def start_in_group(
 
     Repeating a `key_hash` returns the session that it opened. Raises RequestError: for a new group as `admit` does;
     409 `group_differs` for another size or task than the first start's, `group_full`, `group_closed` once its missing
-    places were given up, `run_finished`, `run_failed`.
+    places were given up, `run_finished`, `run_failed`; as `check_own_task` does.
     """
+    check_own_task(limits)
     group_id = _id_of(conn, run_id, name)
     if group_id is None:
         lock_run(conn, run_id)

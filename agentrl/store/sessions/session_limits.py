@@ -33,6 +33,7 @@ class Limits:
     max_subagents_per_session: int = 256
     max_failures_in_a_row: int | None = None
     curriculum: Curriculum | None = None
+    greedy_baseline: bool = False  # a group has one more session, a greedy one: `algorithm.baseline: greedy`
     traced: bool = False  # spans of its sessions are sent: `metrics.traces`
 
     @classmethod
@@ -56,8 +57,14 @@ class Limits:
             max_subagents_per_session=config.proxy.max_subagents_per_session,
             max_failures_in_a_row=config.rollout.max_failures_in_a_row if config.steps else None,
             curriculum=_curriculum(config.rollout.curriculum),
+            greedy_baseline=bool(config.steps) and config.trainer.algorithm.needs_greedy,
             traced=config.metrics.traces is not None,
         )
+
+    @property
+    def group_sessions(self) -> int:
+        """Sessions of a group that answers a task of the run's: its samples, and a greedy one where they need it."""
+        return self.group_size + self.greedy_baseline
 
     def silence_s(self, owner: str | None) -> float:
         """How long an open session may stay silent: shorter with an owner, which sends heartbeats."""

@@ -28,6 +28,7 @@ def of_session(conn: Connection, session_id: str) -> Json:
         "sample_index": row.sample_index,
         "status": row.status,
         "is_eval": row.is_eval,
+        "is_baseline": row.is_baseline,
         "metadata": row.metadata,
         "error": row.error,
         "answer": row.answer,

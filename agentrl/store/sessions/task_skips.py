@@ -54,6 +54,7 @@ def success_rate(conn: Connection, run_id: str, task_id: str, curriculum: Curric
                 sessions.c.group_id.in_(list(conn.execute(last).scalars())),
                 sessions.c.status == SessionStatus.COMPLETED,
                 sessions.c.parent_session_id.is_(None),
+                sessions.c.is_baseline.is_(False),
             )
         ).scalars()
     )

@@ -10,13 +10,17 @@ from sqlalchemy import Connection, select, update
 
 from agentrl.domain.schemas import Json, TrajectoryState
 from agentrl.domain.ties import tied
-from agentrl.store.tables import groups
+from agentrl.store.tables import groups, sessions
 from agentrl.store.tables import runs as runs_table
 from agentrl.store.tables import trajectories as trajectories_table
 from agentrl.store.training.trajectories import rejected
 
 StalePolicy = Literal["mask", "drop"]
 """Effect of a token that is too old: `mask` removes it from the loss, `drop` removes its whole trajectory."""
+
+
+WITHOUT_GREEDY = "it began without a greedy episode"
+"""The reason of groups that are older than a run's greedy baseline."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,13 +33,21 @@ class Claim:
 
 
 def claim(
-    conn: Connection, run_id: str, n_groups: int, *, young: Set[int], policy: StalePolicy, skip_tied: bool = False
+    conn: Connection,
+    run_id: str,
+    n_groups: int,
+    *,
+    young: Set[int],
+    policy: StalePolicy,
+    skip_tied: bool = False,
+    needs_greedy: bool = False,
 ) -> Claim | None:
     """The oldest `n_groups` ready groups with at least one young trajectory, or None while there are too few.
 
     Groups without a young trajectory become stale; with `skip_tied`, so do groups whose episodes all have the same
-    return. Groups that another transaction has locked are skipped. By the index `ix_groups_untrained` the cost depends
-    on `n_groups`, not on the number of rows.
+    return; with `needs_greedy`, groups that began without a greedy session are rejected. Groups that another
+    transaction has locked are skipped. By the index `ix_groups_untrained` the cost depends on `n_groups`, not on the
+    number of rows.
     """
     found = Claim([], [], [])
     after = ""
@@ -66,6 +78,13 @@ def claim(
         trainable = {row.id for row in rows if is_young(row, young, policy)}
         alive = {row.group_id for row in rows if row.id in trainable}
         _retire(conn, run_id, [group_id for group_id in page if group_id not in alive], "too_old")
+        if needs_greedy:
+            with_one = select(sessions.c.group_id).where(
+                sessions.c.group_id.in_(alive), sessions.c.is_baseline.is_(True)
+            )
+            without = alive - set(conn.execute(with_one).scalars())
+            _leave_out(conn, run_id, sorted(without), WITHOUT_GREEDY)
+            alive -= without
         if skip_tied:
             tied = _tied(rows) & alive
             _retire(conn, run_id, sorted(tied), "tied")
@@ -138,13 +157,23 @@ def _tied(rows: Iterable[Any]) -> set[str]:
 
 def _retire(conn: Connection, run_id: str, group_ids: list[str], reason: str) -> None:
     """Make groups stale, and give their admission back."""
+    _close(conn, run_id, group_ids, {"state": "stale"}, {"state": TrajectoryState.STALE, "reason": reason})
+
+
+def _leave_out(conn: Connection, run_id: str, group_ids: list[str], reason: str) -> None:
+    """Reject ready groups, and give their admission back."""
+    of_paths = {"state": TrajectoryState.REJECTED, "reason": rejected(reason)}
+    _close(conn, run_id, group_ids, {"state": "rejected", "reject_reason": reason}, of_paths)
+
+
+def _close(conn: Connection, run_id: str, group_ids: list[str], of_groups: Json, of_paths: Json) -> None:
     if not group_ids:
         return
-    conn.execute(update(groups).where(groups.c.id.in_(group_ids)).values(state="stale"))
+    conn.execute(update(groups).where(groups.c.id.in_(group_ids)).values(of_groups))
     conn.execute(
         update(trajectories_table)
         .where(trajectories_table.c.group_id.in_(group_ids), trajectories_table.c.state == TrajectoryState.READY)
-        .values(state=TrajectoryState.STALE, reason=reason)
+        .values(of_paths)
     )
     conn.execute(
         update(runs_table).where(runs_table.c.id == run_id).values(returned=runs_table.c.returned + len(group_ids))

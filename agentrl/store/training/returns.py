@@ -11,9 +11,9 @@ from sqlalchemy import Connection, Select, select
 
 from agentrl.domain import credit
 from agentrl.domain.credit import CallFact, SessionRewards
-from agentrl.domain.schemas import InteractionStatus
+from agentrl.domain.schemas import InteractionStatus, SessionStatus
 from agentrl.store import family
-from agentrl.store.tables import interactions, rewards
+from agentrl.store.tables import interactions, rewards, sessions
 
 Rescore = Callable[[str, SessionRewards], SessionRewards]
 """Given a session's id and its rewards, returns the rewards to use instead (`agentrl replay --rescore`)."""
@@ -28,6 +28,7 @@ class SessionReturns:
     calls: dict[str, float]
     rewarded: bool  # by a reward of its own, or of the session that it inherits from
     named: Mapping[str, float] = field(default_factory=dict)  # the episode's return from the rewards of each name alone
+    last: str | None = None  # the episode's last main call, in a root session that has one
 
 
 def applied(conn: Connection, session_ids: Sequence[str] | Select[Any]) -> Mapping[str, SessionRewards]:
@@ -76,8 +77,25 @@ def of_sessions(
             calls=by_call,
             rewarded=rewarded,
             named=named,
+            last=None if over else next((call.id for call in reversed(calls[session_id]) if call.is_main), None),
         )
     return {sid: done[sid] for sid in session_ids}
+
+
+def of_baselines(
+    conn: Connection, group_ids: Sequence[str], discount: float, rescore: Rescore | None = None
+) -> dict[str, float]:
+    """The returns of the greedy sessions of groups, by group; without those that did not complete or have no reward."""
+    rows = conn.execute(
+        select(sessions.c.id, sessions.c.group_id).where(
+            sessions.c.group_id.in_(group_ids),
+            sessions.c.is_baseline.is_(True),
+            sessions.c.parent_session_id.is_(None),
+            sessions.c.status == SessionStatus.COMPLETED,
+        )
+    ).all()
+    credited = of_sessions(conn, [row.id for row in rows], discount, rescore) if rows else {}
+    return {row.group_id: credited[row.id].episode_return for row in rows if credited[row.id].rewarded}
 
 
 def _calls(conn: Connection, session_ids: Sequence[str]) -> dict[str, list[CallFact]]:

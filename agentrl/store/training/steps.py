@@ -40,14 +40,15 @@ def lease(
     discount: float,
     stale_policy: StalePolicy = "mask",
     skip_tied: bool = False,
+    needs_greedy: bool = False,
 ) -> str | None:
     """Lease the oldest `n_groups` ready groups for `step`; returns the step's id, or None while there are too few.
 
     Groups are leased whole. A token is young if its age is at most `max_staleness` versions. A group without a young
     trajectory becomes stale and gives its admission back, even when None is returned; with `skip_tied`, so does a group
-    whose episodes all have the same return. In a leased group, a trajectory becomes stale if it has no young token
-    (policy `mask`) or any old one (`drop`); its reward stays in the baseline. Repeating the call for a leased step
-    returns the same lease. `batch` reads the leased batch.
+    whose episodes all have the same return; with `needs_greedy`, one without a greedy session is rejected. In a leased
+    group, a trajectory becomes stale if it has no young token (policy `mask`) or any old one (`drop`); its reward stays
+    in the baseline. Repeating the call for a leased step returns the same lease. `batch` reads the leased batch.
 
     Raises FencedError for an older epoch, StoreError when the previous step is not complete, or this one is complete or
     of another epoch.
@@ -62,7 +63,15 @@ def lease(
         raise StoreError(f"step {step} cannot be leased: it is {existing.state}, of epoch {existing.epoch}")
     version = _version_before(conn, run_id, step)
     young = runs.young_ages(conn, run_id, version, max_staleness)
-    claimed = leases.claim(conn, run_id, n_groups, young=set(young), policy=stale_policy, skip_tied=skip_tied)
+    claimed = leases.claim(
+        conn,
+        run_id,
+        n_groups,
+        young=set(young),
+        policy=stale_policy,
+        skip_tied=skip_tied,
+        needs_greedy=needs_greedy,
+    )
     if claimed is None:
         return None
     step_id = new_id()

@@ -15,13 +15,15 @@ from agentrl.domain.verdicts import Verdict
 from agentrl.store import family
 from agentrl.store.calls.policy_calls import OF_THE_POLICY
 from agentrl.store.db.codec import new_id
-from agentrl.store.tables import interactions, trajectories, trajectory_interactions
+from agentrl.store.tables import interactions, sessions, trajectories, trajectory_interactions
 from agentrl.store.training import returns, session_verdicts
 from agentrl.store.training.paths import path_outlines, path_tokens
 from agentrl.store.training.returns import Rescore, SessionReturns
 
 LONGEST_REASON = 100
 """Characters of the column."""
+BASELINE = "baseline"
+"""The reason of a trajectory of a greedy session, which is never trained."""
 
 
 def paths(parents: Mapping[str, str | None]) -> list[list[str]]:
@@ -41,8 +43,8 @@ def path_to(node: str, parents: Mapping[str, str | None]) -> list[str]:
 def build(conn: Connection, session: Row[Any], discount: float) -> int:
     """Insert the trajectories of a session; returns how many. The first of several paths that share an output owns it.
 
-    A path is rejected at once when the session has no reward, when its agent rejected it, or when the path owns no
-    trainable token.
+    A path is rejected at once when the session is a baseline, when it has no reward, when its agent rejected it, or
+    when the path owns no trainable token.
     """
     calls = {
         row.id: row
@@ -70,7 +72,7 @@ def build(conn: Connection, session: Row[Any], discount: float) -> int:
                     "leaf_id": leaf.id,
                     "tokens": leaf.prompt_tokens + leaf.output_tokens,
                     "created_at": time.time(),
-                    **worth(owned, credited, verdict),
+                    **worth(owned, credited, verdict, is_baseline=session.is_baseline),
                 }
             )
         )
@@ -99,20 +101,21 @@ def refresh(conn: Connection, session_id: str, discount: float) -> None:
     members = [session_id, *family.ids_below(conn, session_id)]
     owned: dict[tuple[str, str], list[Row[Any]]] = {}
     for row in conn.execute(
-        select(trajectories.c.id.label("trajectory_id"), interactions)
+        select(trajectories.c.id.label("trajectory_id"), sessions.c.is_baseline, interactions)
         .join(trajectory_interactions, trajectory_interactions.c.trajectory_id == trajectories.c.id)
         .join(interactions, interactions.c.id == trajectory_interactions.c.interaction_id)
+        .join(sessions, sessions.c.id == trajectories.c.session_id)
         .where(trajectories.c.session_id.in_(members), trajectory_interactions.c.owned.is_(True))
     ):
         owned.setdefault((row.session_id, row.trajectory_id), []).append(row)
     credited = returns.of_sessions(conn, members, discount)
     found = session_verdicts.of_sessions(conn, members)
     for (sid, trajectory_id), calls in owned.items():
-        values = worth(calls, credited[sid], found[sid])
+        values = worth(calls, credited[sid], found[sid], is_baseline=calls[0].is_baseline)
         conn.execute(update(trajectories).where(trajectories.c.id == trajectory_id).values(values))
 
 
-def worth(owned: Sequence[Any], credited: SessionReturns, verdict: Verdict) -> Json:
+def worth(owned: Sequence[Any], credited: SessionReturns, verdict: Verdict, *, is_baseline: bool = False) -> Json:
     """The columns of a trajectory that follow from applied rewards and the session's verdict: return, trainable tokens,
     versions, state, reason.
 
@@ -122,7 +125,9 @@ def worth(owned: Sequence[Any], credited: SessionReturns, verdict: Verdict) -> J
         row for row in owned if row.trainable and verdict.count(row.id, row.output_tokens) and row.id in credited.calls
     ]
     reason = None
-    if not trained:
+    if is_baseline:
+        reason = BASELINE
+    elif not trained:
         reason = "no_trainable_tokens"
     elif verdict.rejected is not None:
         reason = rejected(verdict.rejected)

@@ -55,6 +55,8 @@ def engine_params(context: CallContext, session: Session, request: ModelRequest,
     _check_ids(prompt, context.renderer.vocab_size)
     forced = (session.sampling or {}) if session.is_eval else context.settings.sampling
     of_run = {name: value for name, value in forced.items() if name != "max_tokens"}
+    if session.is_baseline:
+        of_run["temperature"] = 0.0
     sampling = {"temperature": DEFAULT_TEMPERATURE} | request.sampling | of_run
     params: Json = {
         **sampling,

@@ -23,7 +23,10 @@ def test_ranges_cut_the_spans_and_leave_out_other_calls():
     assert list(verdict.within("b", SPANS)) == []
 
 
-@pytest.mark.parametrize("verdict", [Verdict(rejected="too easy"), Verdict(ranges={"a": [(0, 2)]}), Verdict(ranges={})])
+@pytest.mark.parametrize(
+    "verdict",
+    [Verdict(rejected="too easy"), Verdict(ranges={"a": [(0, 2)]}), Verdict(ranges={}), Verdict(truncated=True)],
+)
 def test_a_verdict_is_read_as_it_was_stored(verdict):
     assert Verdict.of(verdict.stored()) == verdict
 

@@ -129,8 +129,13 @@ async def test_answers_are_actions_until_the_end(server: Server, monkeypatch: py
     server.will_say({"text": "end"}, reward=0.5, done=True)
     result = await OpenEnv(url=server.url, action="move").run({"reset": {"seed": 1}})
     assert [(one.value, one.source) for one in result.rewards] == [(0.75, "openenv")]
+    assert not result.truncated
     assert shown == ["start", '{"board": [1], "score": 2}']
     assert [one["data"] for one in server.got] == [{"seed": 1}, {"move": "left"}, {"move": "right"}]
+    server.will_say({"text": "start"})
+    server.will_say({"text": "on"}, reward=0.25)
+    said = iter(["left"])
+    assert (await OpenEnv(url=server.url, action="move", max_turns=1).run({})).truncated
 
 
 def test_results_are_texts() -> None:

@@ -36,7 +36,12 @@ def test_the_last_action_of_an_answer_counts_and_rewards_add_up() -> None:
         assert not walk.done
         walk.step(action)
     assert walk.done
+    assert walk.terminated
     assert walk.total == 1.0
+    walk = Walk(LAKE)
+    for _ in range(100):  # the library's limit
+        walk.step("left")
+    assert (walk.done, walk.terminated) == (True, False)
     assert Walk({"environment": "Taxi-v4", "settings": {}, "seed": 3}).step("dropoff")
 
 

@@ -20,6 +20,8 @@ def test_a_teacher_with_another_tokenizer_is_refused_by_name() -> None:
         ModelFolderError, match=r"trainer\.teacher: .*smollm2 has another tokenizer than .*tiny: '.+' has"
     ):
         check_same_tokens(tiny, smollm2)
+    with pytest.raises(ModelFolderError, match=r"trainer\.critic_from: .*smollm2 has another tokenizer than .*tiny"):
+        check_same_tokens(tiny, smollm2, "trainer.critic_from")
 
 
 def test_a_teacher_may_have_more_tokens(tmp_path: Path) -> None:

@@ -79,6 +79,33 @@ async def test_every_group_is_played_until_the_run_is_finished(
     assert {"base_url", "api_key", "http_client", "is_eval"} <= set(extra)
 
 
+async def test_the_greedy_episode_is_played_and_is_none_of_the_rewards_that_a_filter_sees(
+    proxy: Any, client: AsyncClient, http: AgentHttp
+) -> None:
+    proxy.with_baseline = True
+    agent, judged = Scripted(1.0, 2.0, 50.0, 3.0, 4.0, 60.0), list[list[float]]()
+
+    def accept(task: Any, rewards: Any) -> str:
+        judged.append(sorted(rewards))
+        return "a test"
+
+    await run_groups(
+        client,
+        agent,
+        http=http,
+        timeout_s=30,
+        max_concurrent_groups=1,
+        owner="me",
+        progress=Progress(),
+        accept=accept,
+    )
+    assert [extra.get("is_baseline", False) for _, extra in agent.calls] == [False, False, True] * 2
+    assert judged == [[1.0, 2.0], [3.0, 4.0]]
+    ends = list(proxy.sessions.values())
+    assert ["reject_group" in session for session in ends] == [False, True, False] * 2
+    assert sorted(reward["value"] for reward in proxy.rewards) == [1.0, 2.0, 3.0, 4.0, 50.0, 60.0]
+
+
 async def test_progress_counts_what_runs(proxy: Any, client: AsyncClient, http: AgentHttp) -> None:
     begun, progress = [asyncio.Event(), asyncio.Event()], Progress()
     playing = asyncio.create_task(

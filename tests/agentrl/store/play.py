@@ -57,6 +57,7 @@ def begin_call(
     trainable: bool = True,
     replica: str = "r",
     tools: list[dict] | None = None,
+    temperature: float = 1.0,
 ) -> str:
     """Write an intent row, its prompt bridged from the parent's tokens; returns the call's id."""
     call_id = codec.new_id()
@@ -74,7 +75,7 @@ def begin_call(
             digest="d",
             replica=replica,
             params={},
-            temperature=1.0,
+            temperature=temperature,
             tools=codec.Content.of(tools) if tools else None,
             fork_reason=None,
             bridged=parent is not None,
@@ -127,9 +128,19 @@ def call(
     key: bytes = b"k",
     role: str = "main",
     trainable: bool = True,
+    temperature: float = 1.0,
 ) -> str:
     """One recorded call; returns its id."""
-    call_id = begin_call(conn, run_id, session_id, parent=parent, delta=delta, role=role, trainable=trainable)
+    call_id = begin_call(
+        conn,
+        run_id,
+        session_id,
+        parent=parent,
+        delta=delta,
+        role=role,
+        trainable=trainable,
+        temperature=temperature,
+    )
     call_outcomes.finish(
         conn, call_id, session_id, outcome(delta=delta, output=output, version=version, spans=spans, key=key)
     )

@@ -54,6 +54,7 @@ def trajectory(
         ("reinforce++", [-1.341641, -0.447214, 0.447214, 1.341641]),  # deviation with n: 1.118034
         ("gpg", [-1.5, -0.5, 0.5, 1.5]),
         ("asymre", [-1.4, -0.4, 0.6, 1.6]),
+        ("remax", [-0.25, 0.75, 1.75, 2.75]),  # the greedy episode's return is 0.25
         ("w_reinforce", [-0.5, 0.05, 0.15, 0.25]),
         ("pkpo", [0.0, 0.0, 0.0, 4.0]),  # k is 4: only the best one adds to the maximum
     ],
@@ -94,6 +95,7 @@ def random_groups(seed: int) -> list[TrajectoryTokens]:
                     "trajectory_id": f"{t.trajectory_id}.{path}",
                     "loss_mask": mask,
                     "named_returns": named,
+                    "greedy_return": 0.3 * g,
                 }
                 found.append(dataclasses.replace(t, **changes))
     return found
@@ -137,7 +139,7 @@ def by_hand(trajectories: list[TrajectoryTokens], a: Algorithm) -> list[list[flo
                     else per_reward(t, trajectories, penalty, a)
                 )
                 continue
-            if a.baseline != "none" and tied:
+            if a.baseline not in ("none", "greedy") and tied:
                 advantages.append(0.0)
                 continue
             if a.baseline == "group_mean":
@@ -147,6 +149,9 @@ def by_hand(trajectories: list[TrajectoryTokens], a: Algorithm) -> list[list[flo
             elif a.baseline == "length_weighted":
                 weights = [sizes[episode] for episode in group]
                 value -= statistics.fmean(values, weights) if any(weights) else statistics.mean(values)
+            elif a.baseline == "greedy":
+                assert t.greedy_return is not None
+                value -= t.greedy_return
             elif a.baseline == "max_at_k":
                 value = best_of(group[t.episode_id], others, a.best_of)
             else:
@@ -172,7 +177,7 @@ def by_hand(trajectories: list[TrajectoryTokens], a: Algorithm) -> list[list[flo
                 deviation = statistics.stdev(peers.values()) + 1e-6
                 advantages[k] += a.step_weight * (peers[call] - statistics.mean(peers.values())) / deviation
     if a.normalization in ("whiten", "per_reward"):
-        counts = [a.baseline == "none" or len(groups[t.group_id]) > 1 for t in trajectories]
+        counts = [a.baseline in ("none", "greedy") or len(groups[t.group_id]) > 1 for t in trajectories]
         tokens = [
             advantages[turn]
             for t, advantages, c in zip(trajectories, out, counts, strict=True)

@@ -50,6 +50,7 @@ def rollout(model: torch.nn.Module, prompts: torch.Tensor) -> list[TrajectoryTok
                     turn_returns=np.array([value], np.float64),
                     episode_return=value,
                     named_returns={"right": value},
+                    greedy_return=float(REWARDED[logprobs[g].argmax()]),
                 )
             )
     return found

@@ -162,6 +162,7 @@ FORMULAS: dict[str, Callable[[Padded], Tensor]] = {
     "dr_grpo": dr_grpo,
     "dapo": dapo,
     "rloo": rloo,
+    "remax": of_sums,
     "reinforce++": ppo,
     "reinforce++-baseline": ppo,
     "gspo": gspo,

@@ -7,6 +7,7 @@ from __future__ import annotations
 import __future__ as annotations_only
 
 import ast
+import math
 from collections import defaultdict
 from dataclasses import replace
 from functools import cache
@@ -24,8 +25,12 @@ from torch import Tensor
 from agentrl.configs.algorithm import Algorithm
 from agentrl.domain.schemas import TrajectoryTokens
 from agentrl.trainer.algorithms.advantages import turn_advantages
+from agentrl.trainer.algorithms.aggregation import Totals
+from agentrl.trainer.algorithms.corrections import behavior_weights
 from agentrl.trainer.algorithms.covariance import covariances, largest
+from agentrl.trainer.algorithms.gae import gae_advantages
 from agentrl.trainer.algorithms.kl import adapted, kl_divergence
+from agentrl.trainer.algorithms.losses import policy_loss
 
 ROOT = Path(__file__).parents[3]
 ALONE = {"proximal": "recompute", "correction": "none"}
@@ -41,13 +46,17 @@ def verls() -> dict[str, Any]:
     helpers = _read(folder / "utils" / "torch_functional.py", {"torch": torch})
     kinds = {name: type(name, (), {}) for name in ("AlgoConfig", "ActorConfig")}
     names = {"torch": torch, "np": np, "defaultdict": defaultdict, "verl_F": SimpleNamespace(**helpers), **kinds}
-    return _read(folder / "trainer" / "ppo" / "core_algos.py", names)
+    rejection = {"torch": torch, "math": math, "verl_F": SimpleNamespace(**helpers)}
+    found = _read(folder / "trainer" / "ppo" / "core_algos.py", names)
+    return found | _read(folder / "trainer" / "ppo" / "rollout_corr_helper.py", rejection)
 
 
 def _read(file: Path, names: dict[str, Any]) -> dict[str, Any]:
-    """The functions and plain classes of a file, without their decorators and annotations."""
+    """The functions, plain classes and constants of a file, without their decorators and annotations."""
     found: list[ast.stmt] = []
     for node in ast.parse(file.read_text()).body:
+        if isinstance(node, ast.Assign | ast.AnnAssign) and isinstance(node.value, ast.Constant | ast.Set):
+            found.append(node)
         if isinstance(node, ast.FunctionDef) or (isinstance(node, ast.ClassDef) and not node.bases):
             node.decorator_list = []
             found.append(node)
@@ -137,6 +146,45 @@ def test_verls_clip_cov_agrees_where_it_takes_every_token_between_the_bounds(see
     assert not keep.all()
     theirs = verl_loss("clip_cov", b, settings(clip_cov_ratio=1.0, clip_cov_lb=0.3), "token-mean")
     assert_same(b.loss(algorithm, keep=keep)[0], theirs, b)
+
+
+REJECTED = {
+    "token": ("token_k1", (0.5, 1.6)),
+    "sequence": ("seq_mean_k1", (0.7, 1.3)),
+    "product": ("seq_sum_k1", (0.3, 2.5)),
+}
+"""Level of the correction → verl's mode of rejection, and bounds of π_proximal/π_behaviour."""
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("how", [("token_mean", "token-mean"), ("sequence_mean", "seq-mean-token-mean")], ids=str)
+@pytest.mark.parametrize("level", REJECTED)
+def test_verls_rejection_agrees_in_its_denominators(level: Any, how: tuple[Any, str], seed: int) -> None:
+    """verl's trainer divides by the tokens that are left, and by all trajectories of the minibatch."""
+    b, (mode, (floor, cap)) = batch(seed), REJECTED[level]
+    algorithm = Algorithm(
+        dual_clip=3.0,
+        correction="reject",
+        correction_level=level,
+        correction_floor=floor,
+        correction_cap=cap,
+        masked_in_mean="trajectories",
+        aggregation=how[0],
+    )
+    bounds = f"{1 / cap!r}_{1 / floor!r}"  # verl's are of π_behaviour/π_proximal
+    left, _ = verls()["compute_rollout_rejection_mask"](b.proximal - b.behavior, b.mask.double(), mode, bounds)
+    sizes = {"batch_num_tokens": float(left.sum()), "global_batch_size": float(b.mask.any(1).sum())}
+    config = SimpleNamespace(**vars(settings()) | {"get": lambda _, otherwise: otherwise, "global_batch_info": sizes})
+    theirs, _ = verls()["compute_policy_loss_vanilla"](b.proximal, b.logprobs, b.advantages, left, how[1], config)
+
+    own = b.packed(algorithm)
+    _, outside_S = behavior_weights(own.proximal_S, own.behavior_S, own.trajectories, own.turns, algorithm)
+    assert (~outside_S).tolist() == left[b.mask].bool().tolist()
+    assert outside_S.any()
+    assert level == "token" or (~left.bool() & b.mask).any(1).sum() == (b.mask.any(1) & ~left.any(1)).sum() > 0
+    totals = Totals(float((~outside_S).sum()), float(b.mask.any(1).sum()))
+    ours, _ = policy_loss(replace(own, counts_S=~outside_S), totals, algorithm)
+    assert_same(ours, theirs, b)
 
 
 @pytest.mark.parametrize(("ours", "theirs"), [("k1", "k1"), ("k2", "k2"), ("k3", "k3"), ("k1+", "k1+"), ("k3+", "k3+")])
@@ -230,3 +278,40 @@ def test_verls_gdpo_agrees(seed: int, weights: dict[str, float]) -> None:
     tokens = int(given["response_mask"].sum())
     unbiased = (tokens / (tokens - 1)) ** 0.5  # verl whitens by the deviation with n − 1
     compare(batch, Algorithm(preset="gdpo", reward_weights=weights), theirs * unbiased, 1e-5)  # its scores are float32
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_verls_remax_agrees(seed: int) -> None:
+    batch, rng = groups(seed, (4, 3, 1, 2)), np.random.default_rng(seed)
+    greedy = {f"g{g}": float(rng.normal()) for g in range(4)}
+    batch = [replace(t, greedy_return=greedy[t.group_id]) for t in batch]
+    given = padded(batch)
+    baselines = torch.tensor([greedy[t.group_id] for t in batch], dtype=torch.float64)
+    theirs, _ = verls()["compute_remax_outcome_advantage"](
+        given["token_level_rewards"], baselines, given["response_mask"]
+    )
+    compare(batch, Algorithm(preset="remax"), theirs)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize(("gamma", "lambda_"), [(1.0, 1.0), (0.97, 0.9)])
+def test_verls_gae_agrees(seed: int, gamma: float, lambda_: float) -> None:
+    batch, rng = groups(seed), np.random.default_rng(seed)
+    values = [rng.normal(size=t.length).astype(np.float32) * t.loss_mask for t in batch]
+    given = padded(batch)
+    mask = given["response_mask"]
+    known = torch.zeros_like(mask)
+    for row, (t, of_t) in enumerate(zip(batch, values, strict=True)):
+        own = of_t[t.loss_mask]
+        known[row, : len(own)] = torch.from_numpy(own)
+    theirs, targets = verls()["compute_gae_advantage_return"](
+        given["token_level_rewards"], known, mask, torch.tensor(gamma), torch.tensor(lambda_)
+    )
+    algorithm = Algorithm(preset="ppo", gae_gamma=gamma, gae_lambda=lambda_)
+    ours, ours_targets = gae_advantages(batch, algorithm, values)
+    tokens = int(mask.sum())
+    unbiased = (tokens / (tokens - 1)) ** 0.5  # as in GDPO
+    for row, (t, a, target) in enumerate(zip(batch, ours, ours_targets, strict=True)):
+        n = int(t.loss_mask.sum())
+        assert a[t.loss_mask].tolist() == pytest.approx((theirs[row, :n] * unbiased).tolist(), rel=1e-5, abs=1e-6)
+        assert target[t.loss_mask].tolist() == pytest.approx(targets[row, :n].tolist(), rel=1e-5, abs=1e-6)

@@ -54,7 +54,7 @@ def flat(parts: list[Scored], name: str) -> Tensor:
         ({"clip_cov": 0.1, "clip_cov_low": 0.1}, "keep_S"),
         ({"kl_cov": 0.1}, "far_S"),
         ({"m2_threshold": 0.5}, "keep_S"),
-        ({"correction": "reject", "masked_in_mean": False, "correction_cap": 1.1}, "counts_S"),
+        ({"correction": "reject", "masked_in_mean": "none", "correction_cap": 1.1}, "counts_S"),
     ],
     ids=str,
 )
@@ -115,12 +115,14 @@ def test_weights_are_divided_by_their_mean(world: World) -> None:
 def test_a_trajectory_without_a_token_that_counts_is_not_counted(world: World) -> None:
     (packs,) = packs_of([random_samples()], 10_000, world)
     (pack,) = packs
-    everything = counted(packs, world)
+    everything = counted(packs, Algorithm(), world)
     assert (everything.tokens, everything.sequences) == (pack.loss_tokens, len(pack.samples))
     first = int(pack.samples[0].tokens.loss_mask.sum())
     pack.counts_S = torch.arange(pack.loss_tokens) >= first
-    left = counted(packs, world)
+    left = counted(packs, Algorithm(), world)
     assert (left.tokens, left.sequences) == (pack.loss_tokens - first, len(pack.samples) - 1)
+    whole = counted(packs, Algorithm(correction="reject", masked_in_mean="trajectories"), world)
+    assert (whole.tokens, whole.sequences) == (pack.loss_tokens - first, len(pack.samples))
 
 
 def test_a_minibatch_without_tokens_has_no_choice_to_make(world: World) -> None:

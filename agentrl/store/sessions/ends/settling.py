@@ -8,6 +8,7 @@ from typing import Any
 from sqlalchemy import Connection, Row, func, select, update
 
 from agentrl.domain.schemas import GONE, InteractionStatus, SessionStatus, TrajectoryState
+from agentrl.domain.verdicts import Verdict
 from agentrl.store import family
 from agentrl.store.calls import deliveries
 from agentrl.store.family import Family
@@ -20,6 +21,8 @@ from agentrl.store.tables import runs as runs_table
 from agentrl.store.tables import trajectories as trajectories_table
 from agentrl.store.training import returns, trajectories
 
+NO_BASELINE = "its greedy episode failed or has no reward"
+"""The reason of groups whose other episodes have no baseline."""
 MOST_SETTLED = 8
 """Maximum number of sessions of a tree that one transaction builds, so that other commits wait only briefly."""
 
@@ -115,6 +118,8 @@ def settle_group(conn: Connection, group_id: str, limits: Limits) -> None:
             f"{started} of {group.size} sessions started, {len(episodes)} trainable, min_group_size is "
             f"{limits.min_group_size}"
         )
+    if reject_reason is None and _lacks_baseline(conn, group_id, limits):
+        reject_reason = NO_BASELINE
     ready = len(episodes) >= limits.min_group_size and reject_reason is None
     conn.execute(
         update(groups)
@@ -130,6 +135,18 @@ def settle_group(conn: Connection, group_id: str, limits: Limits) -> None:
         .values(running=runs_table.c.running - 1, returned=runs_table.c.returned + (0 if ready else 1))
     )
     failures.stop_if_all_fail(conn, group.run_id, group_id, limits.max_failures_in_a_row)
+
+
+def _lacks_baseline(conn: Connection, group_id: str, limits: Limits) -> bool:
+    """Whether a group has a greedy session that failed, was rejected or has no reward."""
+    has_one = select(sessions.c.verdict).where(
+        sessions.c.group_id == group_id, sessions.c.is_baseline.is_(True), sessions.c.parent_session_id.is_(None)
+    )
+    verdict = conn.execute(has_one).first()
+    if verdict is None:
+        return False
+    rejected = Verdict.of(verdict.verdict).rejected is not None
+    return rejected or not returns.of_baselines(conn, [group_id], limits.turn_discount)
 
 
 def count_running(conn: Connection, *session_ids: str) -> int:

@@ -42,8 +42,18 @@ def read(
     sessions_of = {tid: str(turns[0].session_id) for tid, turns in by_id.items()}
     session_ids = sorted(set(sessions_of.values()))
     credited, verdicts = _of_sessions(conn, session_ids, discount, rescore)
+    baselines: dict[str, float] = {}
+    for ids in parts(sorted({str(turns[0].group_id) for turns in by_id.values()}), MOST_IDS):
+        baselines |= returns.of_baselines(conn, ids, discount, rescore)
     return [
-        outline(by_id[tid], spans, credited[sid], verdicts[sid], set() if tid in stale else ages.keys())
+        outline(
+            by_id[tid],
+            spans,
+            credited[sid],
+            verdicts[sid],
+            set() if tid in stale else ages.keys(),
+            baselines.get(by_id[tid][0].group_id),
+        )
         for tid, sid in sessions_of.items()
     ]
 
@@ -65,6 +75,7 @@ def _calls(conn: Connection, trajectory_ids: Sequence[str]) -> Iterator[Any]:
                 interactions.c.output_tokens,
                 interactions.c.min_version,
                 interactions.c.max_version,
+                interactions.c.finish_reason,
             )
             .join(trajectory_interactions, trajectory_interactions.c.trajectory_id == trajectories.c.id)
             .join(interactions, interactions.c.id == trajectory_interactions.c.interaction_id)
@@ -105,8 +116,11 @@ def outline(
     credited: SessionReturns,
     verdict: Verdict,
     young: Set[int],
+    baseline: float | None = None,
 ) -> Outline:
-    """One trajectory; `turns` are rows as `read` reads them, `spans` has the version spans of each call's output."""
+    """One trajectory; `turns` are rows as `read` reads them, `spans` has the version spans of each call's output, and
+    `baseline` is the return of its group's greedy episode.
+    """
     outputs, sampled, trained, wasted = [], [], [], 0
     for position, turn in enumerate(turns):
         start, of_call = turn.prompt_tokens, spans[turn.interaction_id]
@@ -134,7 +148,16 @@ def outline(
         episode_return=credited.episode_return,
         named_returns=credited.named,
         wasted_tokens=wasted,
+        truncated=_is_truncated(turns[-1], credited, verdict),
+        greedy_return=baseline,
     )
+
+
+def _is_truncated(leaf: Any, credited: SessionReturns, verdict: Verdict) -> bool:
+    """Whether the path ends with its episode, and a limit ended that: the last answer reached its length limit, or the
+    agent said so.
+    """
+    return leaf.interaction_id == credited.last and (leaf.finish_reason == "length" or verdict.truncated)
 
 
 def _rows(found: Sequence[tuple[int, int, int, int]]) -> Int32:

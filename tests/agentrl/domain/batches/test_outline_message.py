@@ -39,6 +39,7 @@ def outlines(draw: st.DrawFn) -> Outline:
         episode_return=draw(number),
         named_returns=draw(st.dictionaries(st.text(max_size=8), st.floats(-1e6, 1e6), max_size=3)),
         wasted_tokens=draw(st.integers(0, 1 << 40)),
+        truncated=draw(st.booleans()),
     )
 
 

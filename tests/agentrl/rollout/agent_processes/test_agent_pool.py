@@ -45,6 +45,7 @@ class Agent:
                 rewards=(Reward(value=float(extra["is_eval"]), interaction_id=extra["group_id"], name="n"),),
                 trained_tokens={extra["api_key"]: [(0, 2)]},
                 answer=7,
+                truncated=True,
             )
         if kind == "raise":
             raise ValueError("no luck")
@@ -116,7 +117,10 @@ def stalled(pool: AgentPool) -> bool:
 
 async def test_results_arrive_whole_and_episodes_spread_over_processes(pool: AgentPool) -> None:
     assert await run(pool, "extra") == Result(
-        rewards=(Reward(value=1.0, interaction_id="g", name="n"),), trained_tokens={"key": [(0, 2)]}, answer="7"
+        rewards=(Reward(value=1.0, interaction_id="g", name="n"),),
+        trained_tokens={"key": [(0, 2)]},
+        answer="7",
+        truncated=True,
     )
     pids = await asyncio.gather(*(pid(pool, for_s=0.3) for _ in range(6)))
     assert len(set(pids)) == 2

@@ -265,6 +265,7 @@ async def test_turns_and_tokens_are_bounded(model: Any, extra: Any, said: Any) -
     async with ToolLoop(extra, [add], max_turns=2) as loop:
         await loop.run(ASK)
     assert (loop.stopped, loop.turns, loop.messages[-1]["content"]) == ("max_turns", 2, "2")
+    assert (await loop.result(1.0)).truncated
     async with ToolLoop(extra, [add], max_tokens=15) as loop:
         model.says(call, call)
         await loop.run(ASK)

@@ -2,7 +2,7 @@
 
 import pytest
 from play import begin, call, finish, group, take
-from sqlalchemy import select
+from sqlalchemy import select, update
 
 from agentrl.domain.schemas import SessionStatus
 from agentrl.domain.verdicts import Verdict
@@ -11,7 +11,7 @@ from agentrl.store import runs
 from agentrl.store.audit import run_audit
 from agentrl.store.sessions import child_sessions, group_starts
 from agentrl.store.sessions.ends import sealing, session_rewards
-from agentrl.store.tables import sessions, trajectories
+from agentrl.store.tables import interactions, sessions, trajectories
 from agentrl.store.training import rewards
 
 
@@ -118,3 +118,39 @@ def test_a_verdict_on_tokens_that_were_not_sampled_is_refused(db, run_id, limits
     assert (refused.value.status, refused.value.param) == (422, "trained_tokens")
     with db.read() as conn:
         assert conn.execute(select(sessions.c.status).where(sessions.c.id == session_id)).scalar_one() == "open"
+
+
+@pytest.mark.long_on("postgresql")
+def test_a_path_that_ends_with_an_episode_that_a_limit_ended_is_truncated(db, run_id, limits):
+    """The agent's word or the last answer's length; only the path of the last main call, of a root session."""
+    found = {}
+    for name, said, lengthy in (("said", True, None), ("length", False, "last"), ("earlier", False, "first")):
+        with db.write() as conn:
+            new = group_starts.start_group(conn, run_id, limits, [f"{name}{i}" for i in range(2)])
+            for session_id in new.session_ids:
+                child = child_sessions.start_child(conn, session_id, limits, f"key of {session_id}", {}).session_ids[0]
+                first = call(conn, run_id, session_id)
+                fork = call(conn, run_id, session_id, parent=first, delta=(7,))
+                last = call(conn, run_id, session_id, parent=first, delta=(8,))
+                call(conn, run_id, child)
+                side = call(conn, run_id, session_id, delta=(9,), role="side")
+                chosen = {"last": [last, side], "first": [first, fork, side]}.get(lengthy or "", [])
+                conn.execute(update(interactions).where(interactions.c.id.in_(chosen)).values(finish_reason="length"))
+                found[last], found[fork] = name != "earlier", False
+                rewards.add(conn, session_id, value=1.0, discount=1.0)
+                verdict = Verdict(truncated=said)
+                sealing.end(conn, session_id, SessionStatus.COMPLETED, None, limits, verdict)
+    batch = take(db, run_id, begin(db, run_id), 1, n_groups=3)
+    assert {t.calls[-1]: t.truncated for t in batch.trajectories if t.calls[-1] in found} == found
+    assert not any(t.truncated for t in batch.trajectories if t.calls[-1] not in found)  # of the sub-agents
+    assert len(batch.trajectories) == 3 * 2 * 3
+
+
+def test_a_truncated_session_that_is_ended_again_keeps_its_first_end(db, run_id, limits):
+    with db.write() as conn:
+        new = group_starts.start_group(conn, run_id, limits, ["x", "y"])
+        call(conn, run_id, new.session_ids[0])
+        for truncated in (True, False):
+            sealing.end(conn, new.session_ids[0], SessionStatus.COMPLETED, None, limits, Verdict(truncated=truncated))
+        stored = conn.execute(select(sessions.c.verdict).where(sessions.c.id == new.session_ids[0])).scalar_one()
+    assert Verdict.of(stored).truncated

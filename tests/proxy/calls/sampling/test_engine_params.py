@@ -46,7 +46,7 @@ def params_of(
     renderer = SimpleNamespace(vocab_size=100, max_context=50, stop_token_ids=[2])
     prompt = SimpleNamespace(token_ids=[1] * before + delta_ids, delta_ids=delta_ids, grammar={}, opening=[])
     request = ModelRequest(messages=[], max_tokens=max_tokens, clips=clips, sampling=sampling)
-    session = SimpleNamespace(is_eval=True, sampling=None)
+    session = SimpleNamespace(is_eval=True, is_baseline=False, sampling=None)
     settings = SimpleNamespace(sampling={}, clip_max_tokens=of_run)
     context: Any = SimpleNamespace(renderer=renderer, settings=settings)
     return engine_params(context, session, request, prompt, 0)  # type: ignore[arg-type]
