@@ -110,6 +110,7 @@ class StoredLineage(Lineage):
                 discount=self.config.rollout.turn_discount,
                 stale_policy=trainer.stale_policy,
                 skip_tied=trainer.algorithm.dynamic_sampling,
+                scales={} if self.config.reward is None else self.config.reward.scales,
             )
             if step_id is not None:
                 return self.database.query(steps.outlined, step_id)

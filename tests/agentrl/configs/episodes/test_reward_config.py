@@ -32,7 +32,7 @@ def test_an_override_changes_the_section_of_a_string() -> None:
     [
         ({}, "give either `function` or `components`"),
         ({"function": "a:b", "components": {"x": {"function": "a:c"}}}, "give either"),
-        ({"components": {"x": {"function": "a:c"}}, "args": {"n": 1}}, "belong to `function`"),
+        ({"components": {"x": {"function": "a:c"}}, "args": {"n": 1}}, "belongs to `function`"),
         ({"components": {"x y": {"function": "a:c"}}}, "pattern"),
         ({"function": "a:b", "timeout": 3}, "unknown config key 'reward.timeout'; did you mean 'timeout_s'"),
         ({"components": {"x": {"function": "a:c", "wieght": 1}}}, "did you mean 'weight'"),
