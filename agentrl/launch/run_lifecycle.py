@@ -14,6 +14,7 @@ from agentrl.configs.run_config import RunConfig
 from agentrl.domain.schemas import Json
 from agentrl.errors import AgentRLError, ConfigError, root_cause
 from agentrl.launch import code_facts, create, run_folder
+from agentrl.launch.parts import scorer_models
 from agentrl.launch.tasks import dataset_facts, task_ingestion
 from agentrl.launch.views import curve, log_follower, snapshot, summary
 from agentrl.launch.views.live_panel import Display
@@ -155,6 +156,12 @@ def outcome_recorded(database: Database, run_id: str) -> Iterator[None]:
     finally:
         if outcome is not None:
             database.transact(_close_run, run_id, outcome, error, time.monotonic() - started, new_id())
+
+
+def check_scorers(config: RunConfig) -> None:
+    """Raise ModelFolderError when a reward model that the run serves itself is missing."""
+    for model in scorer_models(config):
+        resolve_model(model)
 
 
 def check_teacher(config: RunConfig, model: Path) -> None:

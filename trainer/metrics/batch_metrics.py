@@ -203,7 +203,7 @@ def outcome_metrics(batch: BatchOutline, facts: BatchFacts) -> Metrics:
         if source := facts.sources.get(t.group_id):
             by_source.setdefault(source, {})[t.episode_id] = t.episode_return
     returns = {source: list(of_episodes.values()) for source, of_episodes in by_source.items()}
-    scaled = sorted(facts.moments, key=lambda name: (-facts.moments[name].count, name))[:LABELS_KEPT]
+    scaled = sorted(facts.moments, key=lambda name: (-facts.moments[name].n, name))[:LABELS_KEPT]
     return {
         **{f"reward/name/{name}": mean for name, mean in frequent_means(facts.rewards, LABELS_KEPT).items()},
         **{f"reward/source/{source}": mean for source, mean in frequent_means(returns, LABELS_KEPT).items()},

@@ -7,8 +7,8 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, field_validator, model_validator
 
 from agentrl.configs.section import NonNegative, Positive, Seconds, Section
-from agentrl.domain.batches.reward_scaling import Normalize, Scale
 
+Normalize = Literal["none", "running", "running_per_source"]
 ComponentName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
 SINGLE = "reward"
 """The name of the reward of `reward.function`."""
@@ -118,12 +118,3 @@ class RewardConfig(FunctionUse):
             return self.components
         use = {name: getattr(self, name) for name in FunctionUse.model_fields}
         return {SINGLE: RewardComponent(function=self.function, **use)}
-
-    @property
-    def scales(self) -> dict[str, Scale]:
-        """What is trained of the recorded rewards, by component; those that are trained as they are are left out."""
-        return {
-            name: Scale(normalize=one.normalize, clip=one.clip, weight=one.weight)
-            for name, one in self.functions.items()
-            if one.normalize != "none" or one.clip is not None
-        }

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
+from agentrl.configs.episodes.reward_config import Normalize, RewardConfig
 from agentrl.domain import credit
 from agentrl.domain.credit import SessionRewards
 from agentrl.domain.schemas import Json
@@ -23,20 +24,18 @@ MOST_SERIES = 4096
 OTHERS = ""
 """The name of the statistics that they share."""
 
-Normalize = Literal["none", "running", "running_per_source"]
-
 
 class Moments(NamedTuple):
-    """The count, the mean and the sum of squared deviations of values."""
+    """The number of values, their mean, and the sum of their squared deviations."""
 
-    count: int = 0
+    n: int = 0
     mean: float = 0.0
     squares: float = 0.0
 
     @property
     def deviation(self) -> float:
         """The population deviation σ = √(M / n); 0 without values."""
-        return float((self.squares / self.count) ** 0.5) if self.count else 0.0
+        return float((self.squares / self.n) ** 0.5) if self.n else 0.0
 
     def and_value(self, value: float) -> Moments:
         """With one value more: μ' = μ + (x − μ) / n', M' = M + (x − μ)(x − μ').
@@ -44,18 +43,18 @@ class Moments(NamedTuple):
         Welford, "Note on a Method for Calculating Corrected Sums of Squares and Products", Technometrics 4 (1962),
         eq. (1).
         """
-        count, gap = self.count + 1, value - self.mean
-        mean = self.mean + gap / count
-        return Moments(count, mean, self.squares + gap * (value - mean))
+        n, gap = self.n + 1, value - self.mean
+        mean = self.mean + gap / n
+        return Moments(n, mean, self.squares + gap * (value - mean))
 
     def and_moments(self, other: Moments) -> Moments:
         """Of both together. Chan, Golub, LeVeque, "Updating Formulae and a Pairwise Algorithm" (1979), eq. 2.1."""
-        count = self.count + other.count
-        if not count:
+        n = self.n + other.n
+        if not n:
             return self
         gap = other.mean - self.mean
-        mean = self.mean + gap * other.count / count
-        return Moments(count, mean, self.squares + other.squares + gap * gap * self.count * other.count / count)
+        mean = self.mean + gap * other.n / n
+        return Moments(n, mean, self.squares + other.squares + gap * gap * self.n * other.n / n)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -76,6 +75,16 @@ class Scale:
         return self.weight * own
 
 
+def scales_of(config: RewardConfig | None) -> dict[str, Scale]:
+    """The scales of a run's components."""
+    functions = {} if config is None else config.functions
+    return {
+        name: Scale(normalize=one.normalize, clip=one.clip, weight=one.weight)
+        for name, one in functions.items()
+        if one.normalize != "none" or one.clip is not None
+    }
+
+
 class Series(NamedTuple):
     """What statistics are of: the source of tasks ("" for all), and the name of rewards."""
 
@@ -85,7 +94,9 @@ class Series(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class RewardScaling:
-    """The scales of a run's components, and the statistics of the rewards that it has trained."""
+    """The scales of a run's components, and the statistics of the rewards that it has trained. Components without a
+    scale are trained as they are recorded.
+    """
 
     scales: Mapping[str, Scale]
     moments: Mapping[Series, Moments] = field(default_factory=dict)

@@ -33,7 +33,7 @@ def test_moments_are_those_of_all_values(of_batches: list[list[float]]) -> None:
     for xs in of_batches:
         joined = joined.and_moments(moments_of(xs))
     for found in (one_by_one, joined):
-        assert found.count == len(flat)
+        assert found.n == len(flat)
         assert found.mean == pytest.approx(flat.mean(), abs=1e-6)
         assert found.deviation == pytest.approx(flat.std(), abs=1e-6)
 
@@ -69,8 +69,14 @@ def scaling(**scales: Scale) -> RewardScaling:
 
 def test_components_have_statistics_of_their_own_for_each_name_and_source() -> None:
     s = scaling(style=Scale(normalize="running"), fit=Scale(normalize="running_per_source", weight=2.0)).with_rewards(
-        [("a", "style", 1.0), ("b", "style", 3.0), ("a", "style.x", 5.0), ("a", "fit", 2.0), ("b", "fit", 8.0)]
-        + [("a", "other", 9.0)]
+        [
+            ("a", "style", 1.0),
+            ("b", "style", 3.0),
+            ("a", "style.x", 5.0),
+            ("a", "fit", 2.0),
+            ("b", "fit", 8.0),
+            ("a", "other", 9.0),
+        ]
     )
     assert s.moments == {
         Series("", "style"): Moments(2, 2.0, 2.0),
@@ -113,7 +119,7 @@ def test_sources_beyond_the_most_share_statistics(monkeypatch: pytest.MonkeyPatc
         [("a", "r", 1.0), ("b", "r", 2.0), ("c", "r", 3.0), ("d", "r", 5.0), ("a", "r", 7.0)]
     )
     assert s.moments[Series("", "r")] == Moments(2, 4.0, 2.0)
-    assert s.moments[Series("a", "r")].count == 2
+    assert s.moments[Series("a", "r")].n == 2
     assert s.scaled("d", counting([(None, "session", "r", 5.0)])).session == pytest.approx(1.0, abs=1e-5)
 
 

@@ -101,7 +101,7 @@ def test_a_refused_batch_does_not_count(scaled: History) -> None:
         )
     values = recorded(scaled, again, "reward")
     assert kept.of_names()["reward"].mean == pytest.approx(np.mean(values), abs=1e-9)
-    assert kept.of_names()["reward"].count == len(values)
+    assert kept.of_names()["reward"].n == len(values)
 
 
 def test_statistics_of_sources_are_apart(scaled: History) -> None:
@@ -114,7 +114,9 @@ def test_statistics_of_sources_are_apart(scaled: History) -> None:
             conn.execute(update(tasks).where(tasks.c.id == task_id).values(data={"source": name}))
     batch = scaled.lease()
     assert batch is not None
-    values = dict(zip(sorted({t.session_id for t in batch.trajectories}), recorded(scaled, batch, "reward"), strict=True))
+    values = dict(
+        zip(sorted({t.session_id for t in batch.trajectories}), recorded(scaled, batch, "reward"), strict=True)
+    )
     group_of = {t.session_id: t.group_id for t in batch.trajectories}
     found = {t.session_id: t.named_returns["reward"] for t in batch.trajectories}
     for session_id, value in values.items():
