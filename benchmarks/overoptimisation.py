@@ -47,7 +47,7 @@ QUICK = {
     "reward": "agentrl.agents.reverse:reversal",
 }
 """The quick demo as a run whose reward is a function."""
-PAIRS = {"pairs_per_group": 4, "held_out": 64}
+PAIRS = {"pairs_per_group": 4, "held_out": 128}
 MEASURED = 1e-9
 """Weight of the divergence from the first model: too small to change anything, so it is only measured."""
 TRUE, MODELLED = "true", "modelled"
@@ -77,8 +77,8 @@ def main() -> None:
         __doc__,
         config=(Path, ROOT / "agentrl" / "agents" / "demo-quick.yaml", "a run whose reward is one function"),
         seeds=(int, 3, "repetitions of all three runs"),
-        recorded=(int, 12, "steps by the true reward, whose answers are compared"),
-        epochs=(int, 4, "passes of the reward model over the pairs"),
+        recorded=(int, 40, "steps by the true reward, whose answers are compared"),
+        epochs=(int, 3, "passes of the reward model over the pairs"),
         lr=(float, 3e-4, "learning rate of the reward model"),
         steps=(int, 60, "steps by the reward model"),
         every=(int, 5, "steps between two evaluations"),
