@@ -9,7 +9,6 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
 
-from agentrl.client import AsyncClient
 from agentrl.configs.episodes.reward_config import RewardConfig
 from agentrl.configs.run_config import RunConfig
 from agentrl.domain.schemas import Json
@@ -80,11 +79,12 @@ class ScoredAgent:
             self._scorer.ended(group_id, session_id, size)
 
     async def _of_calls(self, data: Json, extra: Json, session_id: str, about: Json) -> list[Reward]:
-        """The rewards of the session's main calls. Raises RewardFailed, and RequestError without a trace."""
-        root = extra["base_url"].partition("/sessions/")[0]
-        async with AsyncClient(root, extra["api_key"]) as client:
-            calls = (await client.request("GET", f"/sessions/{session_id}/trace"))["calls"]
-        judged = list(call_answers(data, calls, **about))
+        """The rewards of the session's main calls. Raises RewardFailed, and UserError without a trace."""
+        url = f"{extra['base_url'].partition('/sessions/')[0]}/sessions/{session_id}/trace"
+        found = await extra["http_client"].get(url, headers={"Authorization": f"Bearer {extra['api_key']}"})
+        if not found.is_success:
+            raise UserError(f"the session's calls cannot be read: {found.status_code}: {found.text[:300]}")
+        judged = list(call_answers(data, found.json()["calls"], **about))
         try:
             async with asyncio.TaskGroup() as running:
                 scores = [running.create_task(self._scorer.score(answer, per="call")) for _, answer in judged]
