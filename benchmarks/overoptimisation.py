@@ -39,6 +39,7 @@ import harness
 import yaml
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 
 ROOT = Path(__file__).parents[1]
 QUICK = {
@@ -81,6 +82,7 @@ def main() -> None:
         epochs=(int, 3, "passes of the reward model over the pairs"),
         lr=(float, 3e-4, "learning rate of the reward model"),
         steps=(int, 60, "steps by the reward model"),
+        policy_lr=(float, 1e-4, "learning rate of the policy in these steps"),
         every=(int, 5, "steps between two evaluations"),
         figure=(str, "", "write the curves here, as PNG or SVG"),
     )
@@ -141,7 +143,7 @@ def play(folder: Path, base: Json, seed: int, options: Any) -> Course:
         "name": "modelled",
         "steps": options.steps,
         "reward": {"components": components},
-        "trainer": trainer | {"algorithm": algorithm | {"kl_coef": MEASURED}},
+        "trainer": trainer | {"lr": options.policy_lr, "algorithm": algorithm | {"kl_coef": MEASURED}},
         "evaluation": base.get("evaluation", {}) | {"every": options.every},
     }
     command(folder, "train", learning)
@@ -189,22 +191,23 @@ def draw(courses: Sequence[Course], path: Path) -> None:
     """Draw both held-out rewards by step and by divergence."""
     figure = Figure(figsize=(9, 3.6), layout="constrained")
     by_step, by_kl = figure.subplots(1, 2)
-    _draw_in(by_step, courses, "steps", "step")
+    curves = _draw_in(by_step, courses, "steps", "step")
     _draw_in(by_kl, courses, "kl", "KL divergence from the first model, nats per token")
+    figure.legend(curves, ["true (left scale)", "modelled (right scale)"], loc="outside upper center", ncols=2)
     figure.savefig(path, dpi=150)
 
 
-def _draw_in(axes: Axes, courses: Sequence[Course], by: str, label: str) -> None:
-    other = axes.twinx()
-    for index, one in enumerate(courses):
-        first = index == 0
-        (true,) = axes.plot(getattr(one, by), one.true, color="#2f6fde", alpha=0.8, label=TRUE if first else None)
+def _draw_in(axes: Axes, courses: Sequence[Course], by: str, label: str) -> list[Line2D]:
+    """Draw all seeds; returns the curves of the last one."""
+    other, curves = axes.twinx(), list[Line2D]()
+    for one in courses:
+        (true,) = axes.plot(getattr(one, by), one.true, color="#2f6fde", alpha=0.8)
         (modelled,) = other.plot(getattr(one, by), one.modelled, color="#d1495b", alpha=0.8, linestyle="--")
-        if first:
-            axes.legend([true, modelled], ["true (left)", "modelled (right)"], loc="lower right")
+        curves = [true, modelled]
     axes.set(xlabel=label, ylabel="true held-out reward", ylim=(0, 1))
     other.set_ylabel("modelled held-out reward")
     axes.grid(alpha=0.3)
+    return curves
 
 
 if __name__ == "__main__":
