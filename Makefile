@@ -101,6 +101,7 @@ bench: setup setup-peers setup-trl  ## Measure store, proxy, trainer, publishing
 	@$(PY) benchmarks/independent_pulls.py --out benchmarks/results/independent_pulls.json
 	@$(PY) benchmarks/estimators.py --out benchmarks/results/estimators.json --figure docs/assets/estimators.png
 	@$(PY) benchmarks/distillation.py --out benchmarks/results/distillation.json --figure docs/assets/distillation.png
+	@$(PY) benchmarks/overoptimisation.py --out benchmarks/results/overoptimisation.json --figure docs/assets/overoptimisation.png
 	@$(PY) benchmarks/bad_agents.py --out benchmarks/results/bad_agents.json
 	@$(PY) benchmarks/asynchrony.py --out benchmarks/results/asynchrony.json
 	@$(PY) benchmarks/hostile.py --out benchmarks/results/hostile.json

@@ -16,6 +16,8 @@ ADMIN_KEY = "AGENTRL_ADMIN_KEY"
 DATABASE_URL = "AGENTRL_DATABASE_URL"
 ENGINE_KEY = "AGENTRL_ENGINE_KEY"
 ENGINE_KEYS = "AGENTRL_ENGINE_KEYS"
+SCORERS = "AGENTRL_SCORERS"
+"""JSON: reward model, as the configuration names it → address of the scorer that the run has started for it."""
 SECRETS = frozenset({RUN_KEY, ADMIN_KEY, DATABASE_URL, ENGINE_KEY, ENGINE_KEYS})
 """Variables that hold a secret. A database URL holds its password."""
 STORAGE_PREFIX = "AWS_"

@@ -38,6 +38,11 @@ def score(word: str, answer: str) -> float:
     return 1.0 if answer == word[::-1] else 0.5 * right / max(len(word), len(answer))
 
 
+def reversal(completion: str, words: list[str]) -> float:
+    """`score` of the answer to a task's first word, for a run whose `reward` is a function."""
+    return score(words[0], completion)
+
+
 def train_tasks(seed: int = 0, count: int = 4096) -> Iterator[dict[str, Any]]:
     """`count` tasks with random words that are not held out."""
     return _tasks(random.Random(f"train-{seed}"), count, held_out=False)

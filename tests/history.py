@@ -8,6 +8,7 @@ import time
 import numpy as np
 from run_records import create_run
 
+from agentrl.domain.batches.reward_scaling import Scale
 from agentrl.domain.schemas import (
     FACTS,
     MASKED_FACTS,
@@ -59,6 +60,7 @@ class History:
     def __init__(
         self, db: Database, *, name: str = "test", seed: int = 0, base_model: str = "tiny", likeliest: int = 0
     ) -> None:
+        self.scales: dict[str, Scale] = {}
         self.db, self.random, self.likeliest = db, random.Random(seed), likeliest
         self.step, self.version, self.batches = 0, 0, dict[int, Batch]()
         tasks = [{"n": i} for i in range(5)]
@@ -169,7 +171,14 @@ class History:
         """The next step's batch."""
         with self.db.write() as conn:
             step_id = steps.lease(
-                conn, self.run_id, self.epoch, step=self.step + 1, n_groups=2, max_staleness=max_staleness, discount=0.9
+                conn,
+                self.run_id,
+                self.epoch,
+                step=self.step + 1,
+                n_groups=2,
+                max_staleness=max_staleness,
+                discount=0.9,
+                scales=self.scales,
             )
             return None if step_id is None else steps.batch(conn, step_id)
 

@@ -10,6 +10,7 @@ from typing import Any
 from agentrl.configs.run_config import RunConfig
 from agentrl.configs.trainer_config import Auto
 from agentrl.domain.batches.outline import BatchOutline
+from agentrl.domain.batches.reward_scaling import scales_of
 from agentrl.domain.evaluation import Evaluation
 from agentrl.domain.schemas import Float32, Json, ResumePlan, StepState, TokenFacts
 from agentrl.errors import UserError
@@ -112,6 +113,7 @@ class StoredLineage(Lineage):
                 stale_policy=trainer.stale_policy,
                 skip_tied=trainer.algorithm.dynamic_sampling,
                 needs_greedy=trainer.algorithm.needs_greedy,
+                scales=scales_of(self.config.reward),
             )
             if step_id is not None:
                 return self.database.query(steps.outlined, step_id)

@@ -70,14 +70,17 @@ def _values(tried: Tried) -> str:
     if tried.score is None:
         return str(tried.error)
     parts = [f"{reward.name} {reward.value:g}" for reward in tried.score.rewards]
-    return " + ".join(parts) + (f" = {tried.score.value:g}" if len(parts) > 1 else "")
+    sum_ = f" = {tried.score.value:g}" if len(parts) > 1 else ""
+    stats = [f"{name} {value:g}" for name, value in tried.score.stats.items()]
+    return " + ".join(parts) + sum_ + (f"  ({', '.join(stats)})" if stats else "")
 
 
 def _summary(tried: list[Tried]) -> str:
-    """One line: how many answers, the mean of each reward, failures, and the slowest call."""
+    """One line: how many answers, the mean of each reward and number, failures, and the slowest call."""
     named: dict[str, list[float]] = {}
-    for reward in (reward for one in tried if one.score is not None for reward in one.score.rewards):
-        named.setdefault(reward.name, []).append(reward.value)
+    for score in (one.score for one in tried if one.score is not None):
+        for name, value in [*((one.name, one.value) for one in score.rewards), *score.stats.items()]:
+            named.setdefault(name, []).append(value)
     means = [f"{name} {sum(values) / len(values):.3f}" for name, values in named.items()]
     failed = sum(one.error is not None for one in tried)
     slowest = max(one.wall_s for one in tried)

@@ -69,6 +69,18 @@ def counting(facts: Iterable[tuple[str | None, str, str, float]]) -> SessionRewa
     return replace(_summed(counted), named={name: _summed(own) for name, own in by_name.items()})
 
 
+def summed(named: Mapping[str, SessionRewards]) -> SessionRewards:
+    """The rewards of a session from those of each name."""
+    sessions = [own.session for own in named.values() if own.session is not None]
+    branches: dict[str, float] = {}
+    calls: dict[str, float] = {}
+    for own in named.values():
+        for total, of_name in ((branches, own.branches), (calls, own.calls)):
+            for call_id, value in of_name.items():
+                total[call_id] = total.get(call_id, 0.0) + value
+    return SessionRewards(sum(sessions) if sessions else None, branches, calls, named)
+
+
 def _summed(counted: Mapping[tuple[str | None, str, str], float]) -> SessionRewards:
     session: float | None = None
     totals: dict[str, dict[str, float]] = {"branch": {}, "call": {}}

@@ -2,6 +2,7 @@
 
     engines ─┐                          (after a restart the proxy reloads the run's version)
     proxy ───┼─ services: run until the workers are done
+    scorers ─┤
     trainer ─┤
     rollout ─┴─ workers: exit when the run is finished and evaluated
 
@@ -33,6 +34,7 @@ from agentrl.launch.run_lifecycle import (
     check_agent,
     check_ended,
     check_other_models,
+    check_scorers,
     check_trainable,
     open_run,
     outcome_recorded,
@@ -64,6 +66,7 @@ def train(config: RunConfig, console: Console, *, from_base: bool = False) -> Js
         with console.status(f"preparing model {config.model}"):
             model = resolve_model(config.model)
             check_other_models(config, model)
+            check_scorers(config)
         proxy_port, engine_ports, moved = connect.choose_ports(config)
         plan = Plan(
             config=config,
@@ -73,6 +76,7 @@ def train(config: RunConfig, console: Console, *, from_base: bool = False) -> Js
             run_key=run_key,
             proxy_port=proxy_port,
             engine_ports=engine_ports,
+            scorer_ports=parts.choose_scorer_ports(config, {proxy_port, *engine_ports}),
             engine_keys=connect.choose_engine_keys(os.environ, config, engine_ports),
             assignment=assignment,
             from_base=from_base,
@@ -150,7 +154,8 @@ async def _run_parts(plan: Plan, database: Database, run_id: str, display: Displ
         return bool(run.published_step >= run.target_steps)
 
     async with asyncio.TaskGroup() as services:
-        background = [services.create_task(keep(part)) for part in [*parts.engines(plan), parts.proxy(plan)]]
+        serving = [*parts.engines(plan), parts.proxy(plan), *parts.scorers(plan)]
+        background = [services.create_task(keep(part)) for part in serving]
         watching = services.create_task(watch(database, run_id, display, lambda now: starts.check(now.engines)))
         storing = services.create_task(task_ingestion.follow(database, run_id, plan.config, display.note))
         dumping = services.create_task(log_follower.follow(plan.config, database, run_id, display.note))

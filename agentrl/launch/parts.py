@@ -1,10 +1,16 @@
-"""The processes of a run: command lines, environments, and ports that stay the same across restarts."""
+"""The processes of a run: command lines, environments, and ports that stay the same across restarts.
+
+engine-0 …   one for each engine           scorer-0 …   one for each reward model of a component (`args.model`)
+proxy        one                           rollout      one, or rollout-0 …
+trainer      one
+"""
 
 from __future__ import annotations
 
+import json
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -13,7 +19,7 @@ from agentrl.configs.run_config import RunConfig
 from agentrl.engine import server_process
 from agentrl.engine.backends import BACKENDS
 from agentrl.engine.engine_keys import EngineKeys
-from agentrl.environment import ADMIN_KEY, DATABASE_URL, PROXY_URL, RUN_KEY, storage_variables
+from agentrl.environment import ADMIN_KEY, DATABASE_URL, PROXY_URL, RUN_KEY, SCORERS, storage_variables
 from agentrl.launch.engine_specs import engine_spec
 from agentrl.launch.part_process import Part
 from agentrl.models import resolve_model
@@ -22,6 +28,8 @@ from agentrl.placement.assignment import TRAINER, Assignment, assign, engine_nam
 from agentrl.placement.hosts import VISIBLE_GPUS, Host, this_host
 from agentrl.storage.storage_users import storage_users
 
+REWARD_MODEL = "reward_model"
+"""The verifier whose argument `model` names a folder."""
 DIVIDED_FRACTION = 0.4
 """Share of a GPU's memory for an engine that computes beside the trainer, where `engine.memory_fraction` gives none."""
 
@@ -38,6 +46,7 @@ class Plan:
     proxy_port: int
     engine_ports: tuple[int, ...]
     engine_keys: EngineKeys = field(default_factory=EngineKeys, repr=False)
+    scorer_ports: tuple[int, ...] = ()  # one for each of `scorer_models`
     assignment: Assignment = field(default_factory=Assignment)  # without it, each part sees all GPUs
     from_base: bool = False  # start over when no checkpoint is usable
 
@@ -51,6 +60,12 @@ class Plan:
     def engine_urls(self) -> list[str]:
         """The configured servers, else the URLs of the engines that the run starts."""
         return self.config.engine.urls or [engine_url(port) for port in self.engine_ports]
+
+    @property
+    def scorers(self) -> dict[str, str]:
+        """Reward model, as the configuration names it → the URL of its scorer."""
+        models = scorer_models(self.config)
+        return {model: engine_url(port) for model, port in zip(models, self.scorer_ports, strict=True)}
 
     @property
     def takes_turns(self) -> bool:
@@ -84,6 +99,23 @@ def choose_ports(config: RunConfig, proxy: int = 0) -> tuple[int, tuple[int, ...
             taken.add(port)
             ports.append(port)
     return (proxy, tuple(ports)) if proxy else (ports[0], tuple(ports[1:]))
+
+
+def scorer_models(config: RunConfig) -> list[str]:
+    """The reward models for which the run starts a scorer."""
+    components = [] if config.reward is None else config.reward.functions.values()
+    named = [one.args.get("model") for one in components if one.function == REWARD_MODEL]
+    return list(dict.fromkeys(str(model) for model in named if model is not None))
+
+
+def choose_scorer_ports(config: RunConfig, taken: Collection[int]) -> tuple[int, ...]:
+    """A free port for each of `scorer_models`."""
+    ports: list[int] = []
+    while len(ports) < len(scorer_models(config)):
+        port = server_process.free_port()
+        if port not in {*taken, *ports}:
+            ports.append(port)
+    return tuple(ports)
 
 
 def assign_here(config: RunConfig) -> Assignment:
@@ -171,11 +203,21 @@ def proxy(plan: Plan) -> Part:
     return _part(plan, "proxy", argv, env | plan.engine_keys.variables(plan.engine_urls))
 
 
+def scorers(plan: Plan) -> list[Part]:
+    """One part for each reward model that the run serves itself, on the engines' kind of device."""
+    device = plan.config.engine.device
+    return [
+        _part(plan, f"scorer-{index}", ["scorer", model, "--port", str(port), "--device", device], {})
+        for index, (model, port) in enumerate(zip(scorer_models(plan.config), plan.scorer_ports, strict=True))
+    ]
+
+
 def rollouts(plan: Plan, finished: Callable[[], bool]) -> list[Part]:
     """The workers that run training and evaluation episodes. They run user code and use HTTP only."""
     count = plan.config.resources.rollout_workers
     names = ["rollout"] if count == 1 else [f"rollout-{index}" for index in range(count)]
     env = {PROXY_URL: plan.proxy_url, RUN_KEY: plan.run_key} | _storage(plan, "rollout")
+    env |= {SCORERS: json.dumps(plan.scorers)} if plan.scorers else {}
     argv = ["rollout", "--config", str(plan.config_file), "--owner"]
     return [_part(plan, name, [*argv, name.replace("rollout", "local")], env, finished) for name in names]
 

@@ -12,6 +12,8 @@ from pathlib import Path
 
 from agentrl.configs.run_config import RunConfig
 from agentrl.environment import ADMIN_KEY, DATABASE_URL, ENGINE_KEY, PROXY_URL, RUN_KEY, STORAGE
+from agentrl.errors import ConfigError
+from agentrl.launch.parts import scorer_models
 from agentrl.placement.assignment import TRAINER, engine_name
 from agentrl.placement.part_spec import PROXY, Need, PartSpec
 from agentrl.storage.storage_users import storage_users
@@ -25,7 +27,13 @@ CPUS = {"engine": 1.0, PROXY: 1.0, "rank": 1.0, ROLLOUT: 1.0}
 def placed_parts(
     run: RunConfig, config_file: Path, *, engines_on_gpu: bool, trainer_on_gpu: bool, from_base: bool = False
 ) -> list[PartSpec]:
-    """The parts of a run whose configuration every host reads at `config_file`."""
+    """The parts of a run whose configuration every host reads at `config_file`. Raises ConfigError for a reward model
+    that the run should serve itself, which is possible on one machine only.
+    """
+    for model in scorer_models(run):
+        raise ConfigError(
+            f"reward: args.model {model}: a placed run starts no scorer; start `agentrl scorer {model}`, and give `url`"
+        )
     engines = [] if run.engine.urls else [*range(run.resources.engines.count)]
     return [
         *(_engine(run, config_file, index, engines_on_gpu) for index in engines),

@@ -15,6 +15,7 @@ from agentrl.configs.run_config import RunConfig
 from agentrl.domain.schemas import Json
 from agentrl.errors import AgentRLError, ConfigError, root_cause
 from agentrl.launch import code_facts, create, run_folder
+from agentrl.launch.parts import scorer_models
 from agentrl.launch.tasks import dataset_facts, task_ingestion
 from agentrl.launch.views import curve, log_follower, snapshot, summary
 from agentrl.launch.views.live_panel import Display
@@ -166,6 +167,12 @@ def check_other_models(config: RunConfig, model: Path) -> None:
         check_same_tokens(model, resolve_model(teacher))
     if config.trainer.critic_from is not None:
         check_same_tokens(model, resolve_model(str(config.trainer.critic_from)), "trainer.critic_from")
+
+
+def check_scorers(config: RunConfig) -> None:
+    """Raise ModelFolderError when a reward model that the run serves itself is missing."""
+    for model in scorer_models(config):
+        resolve_model(model)
 
 
 def check_ended(work: asyncio.Future[None], run_dir: Path) -> None:

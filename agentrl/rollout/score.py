@@ -29,6 +29,8 @@ class Score:
     rewards: tuple[Reward, ...]
     answer: str | None = None
     """What was judged: the verifier's reading of the answer, else its text."""
+    stats: Mapping[str, float] = field(default_factory=dict)
+    """Numbers about the judgements, by name, which are no rewards."""
 
     @property
     def value(self) -> float:

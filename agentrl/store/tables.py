@@ -444,6 +444,7 @@ steps = Table(
     # The batch's settings and digest: a replay is compared with them.
     Column("max_staleness", Integer, nullable=False),
     Column("turn_discount", Float, nullable=False),
+    Column("reward_scaling", JSON),  # `RewardScaling`; null: rewards are trained as they are recorded
     Column("estimator", String(32)),
     Column("batch_digest", String(32)),
     # Totals of the trained batch, so that a dashboard reads one row per step.

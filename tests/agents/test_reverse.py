@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from agentrl.agents.reverse import heldout_tasks, is_held_out, score, train_tasks
+from agentrl.agents.reverse import heldout_tasks, is_held_out, reversal, score, train_tasks
 
 
 @pytest.mark.parametrize(
@@ -12,6 +12,10 @@ from agentrl.agents.reverse import heldout_tasks, is_held_out, score, train_task
 )
 def test_each_letter_in_its_place_counts(answer: str, reward: float) -> None:
     assert score("abcd", answer) == reward
+
+
+def test_a_function_scores_the_first_word() -> None:
+    assert reversal("dcbx", ["abcd", "efgh"]) == score("abcd", "dcbx") == 0.375
 
 
 def test_held_out_words_are_never_trained() -> None:

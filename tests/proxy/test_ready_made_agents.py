@@ -37,6 +37,14 @@ def close(completion, answer, prompt_ids, completion_ids):
 def together(prompts, completions):
     return [len(set(prompts)) + 10 * len(completions)] * len(prompts)
 
+def stepwise(completion, messages, answer, completion_ids):
+    assert messages[-1]["content"] == completion and completion_ids
+    return sum(a == b for a, b in zip(completion, answer))
+
+def which(turn, messages):
+    assert sum(message["role"] == "assistant" for message in messages) == turn
+    return turn
+
 def broken(completion):
     raise ValueError("out of order")
 """
@@ -119,6 +127,40 @@ async def test_the_session_has_the_answer_that_was_judged(
     outcome = await episode(client, {"prompt": "abcd", "answer": "A"}, reward=reward, agent=agent, agent_args=args)
     assert (outcome.error, outcome.reward) == (None, 0.0)
     assert proxy.get(f"/sessions/{outcome.session_id}")["answer"] == answer
+
+
+async def test_every_call_of_a_session_is_judged(proxy: Any, client: AsyncClient) -> None:
+    """The functions see the conversation until the call, and the rewards name the call."""
+    proxy.engine.enqueue(*(Reply(proxy.says(text)) for text in ("aaaa", "dcaa", "dcba")))
+    components = {
+        "right": {"function": "answered:right"},
+        "step": {"function": "answered:stepwise", "per": "call", "weight": 0.5},
+        "turn": {"function": "answered:which", "per": "call", "weight": 0},
+    }
+    outcome = await episode(
+        client, {"prompt": "abcd", "answer": "dcba"}, reward={"components": components}, agent="multi_turn"
+    )
+    calls = proxy.calls({"session_id": outcome.session_id})
+    session = proxy.get(f"/sessions/{outcome.session_id}")
+    of_calls = {one["interaction_id"]: one["value"] for one in session["rewards"] if one["name"] == "step"}
+    assert of_calls == {call["id"]: 0.5 * right for call, right in zip(calls, (1, 3, 4), strict=True)}
+    assert {one["scope"] for one in session["rewards"] if one["name"] == "step"} == {"call"}
+    assert session["stats"] == {"reward/turn": 2.0}  # the mean of the turns 1, 2, 3
+    assert (outcome.error, outcome.reward) == (None, 1.0 + 0.5 * 8)
+
+
+async def test_calls_can_be_judged_without_the_session(proxy: Any, client: AsyncClient) -> None:
+    proxy.engine.enqueue(Reply(proxy.says("dcaa")))
+    reward = {"function": "answered:stepwise", "per": "call"}
+    outcome = await episode(client, {"prompt": "abcd", "answer": "dcba"}, reward=reward)
+    assert (outcome.error, outcome.reward) == (None, 3.0)
+
+
+async def test_a_call_that_cannot_be_judged_fails_the_session(proxy: Any, client: AsyncClient) -> None:
+    proxy.engine.enqueue(Reply(proxy.says("dcaa")))
+    reward = {"function": "answered:broken", "per": "call", "retries": 0}
+    outcome = await episode(client, {"prompt": "abcd"}, reward=reward)
+    assert outcome.error == "RewardFailed: reward reward: ValueError: out of order (attempt 1)"
 
 
 async def test_turns_are_bounded(proxy: Any, client: AsyncClient) -> None:

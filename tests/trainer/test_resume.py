@@ -18,6 +18,7 @@ from sqlalchemy import text
 from support import save_tiny_model
 
 from agentrl.configs.algorithm import Algorithm
+from agentrl.configs.episodes.reward_config import RewardConfig
 from agentrl.configs.publish_config import MooncakeConfig
 from agentrl.configs.trainer_config import LoraConfig
 from agentrl.errors import FencedError, UserError
@@ -91,6 +92,31 @@ def test_the_folder_that_engines_serve_survives_any_number_of_lost_steps(
     assert all(there for _, there in served), served
     assert same(undisturbed, setup.config.run_dir / "model")
     assert len(list((setup.config.run_dir / "weights").iterdir())) == 3
+
+
+def test_statistics_of_rewards_go_on_where_the_checkpoint_is(
+    setup: Setup, monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """A run that lost two steps has the statistics and the weights of one that nothing happened to."""
+    reward = {"reward": RewardConfig(function="exact", normalize="running")}
+    plain = Setup(tmp_path_factory.mktemp("plain"), setup.model, setup.world, steps=STEPS)
+    for one in (setup, plain):  # rewards that differ from step to step
+        with one.database.write() as conn:
+            conn.exec_driver_sql("UPDATE rewards SET value = value * (1 + rowid % 7) + rowid % 5")
+        one.config = one.config.model_copy(update=reward)
+    with plain.proxy:
+        assert plain.train(checkpoint_every=4)
+    expected = load_file(plain.config.run_dir / "model" / "model.safetensors")
+    die_before(monkeypatch, setup, 7, checkpoint_every=4)
+    assert setup.train(checkpoint_every=4)
+    assert same(expected, setup.config.run_dir / "model")
+    kept = "SELECT step, reward_scaling, batch_digest FROM steps WHERE state = 'published' ORDER BY step"
+    rows = setup.query(kept)
+    assert rows == plain.query(kept)
+    counts = [json.loads(scaling)["moments"][0][2] for _, scaling, _ in rows]
+    assert counts == [6 * (1 + i) for i in range(STEPS)]
+    assert len({scaling for _, scaling, _ in rows}) == STEPS
+    plain.database.close()
 
 
 def test_every_published_version_has_its_own_folder_that_matches_its_checksum(setup: Setup) -> None:

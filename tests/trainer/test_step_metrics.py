@@ -9,6 +9,7 @@ import pytest
 from loop_setup import Setup
 
 from agentrl.configs.algorithm import Algorithm
+from agentrl.configs.episodes.reward_config import RewardConfig
 from agentrl.store.training import steps
 from agentrl.trainer.models import run_models
 from agentrl.trainer.run import trainer_start
@@ -41,6 +42,8 @@ def family(name: str) -> str:
     for prefix, stands_for in (
         ("reward/name/", "NAME"),
         ("reward/source/", "SOURCE"),
+        ("reward/running_mean/", "NAME"),
+        ("reward/running_std/", "NAME"),
         ("off_policy/age_", "AGE"),
         ("rollout/", "NAME"),
         ("mismatch/engine/", "ENGINE"),
@@ -62,9 +65,21 @@ def test_documented_metrics_are_exactly_those_that_a_step_makes(setup: Setup, mo
         conn.exec_driver_sql("UPDATE interactions SET kv_mixed = true WHERE parent_id IS NOT NULL")
         conn.exec_driver_sql("""UPDATE sessions SET stats = '{"tool_calls": 2.0}'""")
         conn.exec_driver_sql("UPDATE interactions SET engine_url = 'http://e:1', engine_backend = 'vllm'")
+    setup.config = setup.config.model_copy(update={"reward": RewardConfig(function="exact", normalize="running")})
     algorithm = Algorithm(preset="ppo", kl_coef=0.1, kl_target=0.1, distill_coef=0.1)
     found = made(setup, algorithm=algorithm, teacher=str(setup.model))
     assert {family(name) for metrics in found for name in metrics} == documented() - ELSEWHERE
+
+
+def test_normalised_rewards_train_and_recorded_ones_are_shown(setup: Setup) -> None:
+    """Both groups of each step have the rewards 0, 1 and 2, whose deviation is √(2/3)."""
+    reward = RewardConfig(function="exact", normalize="running", clip=(-1.0, 5.0))
+    setup.config = setup.config.model_copy(update={"reward": reward})
+    for found in made(setup):
+        assert found["reward/name/reward"] == found["reward/running_mean/reward"] == 1.0
+        assert found["reward/running_std/reward"] == pytest.approx((2 / 3) ** 0.5)
+        assert found["reward/min"] == -1.0
+        assert found["reward/max"] == pytest.approx(1.5**0.5, abs=1e-5)
 
 
 def test_tokens_over_older_keys_and_values_count_as_drift(setup: Setup) -> None:

@@ -203,15 +203,20 @@ def _lengths(batch: BatchOutline) -> Metrics:
 
 
 def outcome_metrics(batch: BatchOutline, facts: BatchFacts) -> Metrics:
-    """Metrics from the store: rewards by name, returns by source, what agents measured, calls that were cut off."""
+    """Metrics from the store: rewards by name, as recorded, and their running statistics, where they are normalised;
+    returns by source, what agents measured, calls that were cut off.
+    """
     by_source: dict[str, dict[str, float]] = {}
     for t in batch.trajectories:
         if source := facts.sources.get(t.group_id):
             by_source.setdefault(source, {})[t.episode_id] = t.episode_return
     returns = {source: list(of_episodes.values()) for source, of_episodes in by_source.items()}
+    scaled = sorted(facts.moments, key=lambda name: (-facts.moments[name].n, name))[:LABELS_KEPT]
     return {
         **{f"reward/name/{name}": mean for name, mean in frequent_means(facts.rewards, LABELS_KEPT).items()},
         **{f"reward/source/{source}": mean for source, mean in frequent_means(returns, LABELS_KEPT).items()},
+        **{f"reward/running_mean/{name}": facts.moments[name].mean for name in scaled},
+        **{f"reward/running_std/{name}": facts.moments[name].deviation for name in scaled},
         **{f"{ROLLOUT}/{name}": mean for name, mean in frequent_means(facts.stats).items()},
         "truncated_fraction": facts.truncated_calls / max(1, facts.calls),
     }

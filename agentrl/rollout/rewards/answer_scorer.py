@@ -1,13 +1,18 @@
-"""Scores answers: calls every component's function, retries, applies weights, and names the rewards."""
+"""Scores answers: calls every component's function, retries, applies weights, and names the rewards.
+
+A component of weight 0 gives a number of the session, `reward/NAME`, in place of a reward. What a function says about
+its judgement is a number `reward/NAME/WHAT`.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Mapping
 from functools import partial
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
-from agentrl.configs.episodes.reward_config import RewardComponent, RewardConfig
+from agentrl.configs.episodes.reward_config import RewardConfig
 from agentrl.domain import answer_text
 from agentrl.domain.schemas import Json
 from agentrl.errors import AgentRLError, root_cause
@@ -22,6 +27,10 @@ ON_ERROR = "on_error"
 """Source of a value that replaces one that could not be computed."""
 LONGEST_SOURCE = 100
 """Characters that the proxy accepts."""
+STATS = "reward"
+"""The first part of the names of numbers that are no rewards."""
+Per = Literal["session", "call"]
+"""What a component judges."""
 
 
 class RewardFailed(AgentRLError):
@@ -29,11 +38,12 @@ class RewardFailed(AgentRLError):
 
 
 class Judged(NamedTuple):
-    """A function's value, who gave it, and the answer that it has read (`function_value.answer_in`)."""
+    """A function's value, who gave it, the answer that it has read (`function_value.answer_in`), and its stats."""
 
     value: Value
     source: str
     answer: str | None = None
+    stats: Mapping[str, float] = {}
 
 
 class Scorer:
@@ -49,13 +59,27 @@ class Scorer:
         """Whether a function has a parameter for token ids."""
         return any(fact["wants_ids"] for fact in (await self._pool.facts()).values())
 
-    async def score(self, answer: Json, *, group_id: str = "", session_id: str = "", group_size: int = 1) -> Score:
-        """The weighted rewards of an answer, as `answer_of` builds it. Raises RewardFailed.
+    def judges(self, per: Per) -> bool:
+        """Whether a component judges this."""
+        return any(one.per == per for one in self._config.functions.values())
+
+    async def score(
+        self,
+        answer: Json,
+        *,
+        group_id: str = "",
+        session_id: str = "",
+        group_size: int = 1,
+        per: Per | None = None,
+    ) -> Score:
+        """The weighted rewards of an answer, as `answer_of` builds it, by the components that judge a `per`; None: by
+        all. Raises RewardFailed.
 
         Batched functions wait for the other answers of the group. What is judged is what the first function has read
         that reads answers, else the text.
         """
-        facts, components = await self._pool.facts(), self._config.functions
+        facts = await self._pool.facts()
+        components = {name: one for name, one in self._config.functions.items() if per in (None, one.per)}
         calls = {}
         try:
             async with asyncio.TaskGroup() as running:
@@ -69,14 +93,21 @@ class Scorer:
                     calls[name] = running.create_task(judging)
         except ExceptionGroup as errors:
             raise root_cause(errors) from None
+        judged = {name: call.result() for name, call in calls.items()}
         rewards = [
-            reward for name, component in components.items() for reward in _named(name, component, calls[name].result())
+            reward
+            for name, one in components.items()
+            if one.weight
+            for reward in _named(name, one.weight, judged[name])
         ]
-        if not rewards:
+        if not rewards and per != "call" and any(one.weight for one in components.values()):
             raise RewardFailed("no reward function returned a value for this answer")
-        read = (calls[name].result().answer for name in components)
+        stats = {f"{STATS}/{name}/{what}": value for name in components for what, value in judged[name].stats.items()}
+        shown = (one for name in components if not components[name].weight for one in _named(name, 1.0, judged[name]))
+        stats |= {f"{STATS}/{one.name}": one.value for one in shown}
         text = answer_text.bounded(answer["completion"])
-        return Score(tuple(rewards), next((one for one in read if one is not None), text) or None)
+        read = next((one.answer for one in judged.values() if one.answer is not None), text)
+        return Score(tuple(rewards), read or None, stats)
 
     def ended(self, group_id: str, session_id: str, group_size: int) -> None:
         """Record that a session has ended, so that batches do not wait for its answer."""
@@ -94,8 +125,9 @@ class Scorer:
             attempt += 1
             try:
                 reply = await self._pool.call(name, answers, timeout_s)
-                found, source = zip(reply["values"], reply["answers"], strict=True), component.function[:LONGEST_SOURCE]
-                return [Judged(value_of(value), source, read) for value, read in found]
+                found = zip(reply["values"], reply["answers"], reply["stats"], strict=True)
+                source = component.function[:LONGEST_SOURCE]
+                return [Judged(value_of(value), source, read, stats) for value, read, stats in found]
             except CallFailed as error:
                 again = attempt <= self._config.retries and not error.final
                 log.warning("reward %s, attempt %d: %s", name, attempt, error)
@@ -106,12 +138,10 @@ class Scorer:
                 raise RewardFailed(f"reward {name}: {error} (attempt {attempt})") from None
 
 
-def _named(name: str, component: RewardComponent, judged: Judged) -> list[Reward]:
-    """The weighted rewards of one component. Those of a mapping are called NAME.KEY."""
+def _named(name: str, weight: float, judged: Judged) -> list[Reward]:
+    """The weighted values of one component. Those of a mapping are called NAME.KEY."""
     values = judged.value if isinstance(judged.value, dict) else {} if judged.value is None else {"": judged.value}
     return [
-        Reward(
-            value=value * component.weight, name=".".join(part for part in (name, inner) if part), source=judged.source
-        )
+        Reward(value=value * weight, name=".".join(part for part in (name, inner) if part), source=judged.source)
         for inner, value in values.items()
     ]

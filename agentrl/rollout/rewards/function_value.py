@@ -1,5 +1,5 @@
 """Reads what a reward function returns: a number, named numbers, or nothing; a list of them for a batch. A function may
-also return the answer that it has read in the text.
+also return the answer that it has read in the text, and numbers about its judgement.
 """
 
 from __future__ import annotations
@@ -34,6 +34,23 @@ class Graded(float):
         made = super().__new__(cls, value)
         made.answer = answer
         return made
+
+
+class Judgement(float):
+    """A value, with numbers about how it was found, by name."""
+
+    stats: Mapping[str, float]
+
+    def __new__(cls, value: float, stats: Mapping[str, float]) -> Judgement:
+        """Make one."""
+        made = super().__new__(cls, value)
+        made.stats = stats
+        return made
+
+
+def stats_in(result: object) -> dict[str, float]:
+    """The numbers about a judgement; empty for a function that gives none."""
+    return dict(result.stats) if isinstance(result, Judgement) else {}
 
 
 def answer_in(result: object) -> str | None:

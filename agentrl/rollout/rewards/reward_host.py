@@ -1,7 +1,7 @@
 """A process that runs reward functions: `python -m agentrl.rollout.rewards.reward_host FD`.
 
     pool ══ {"functions", "memory_mb"} ══► load ══ {"ready": {name: facts}} or {"error"} ══► pool
-    pool ══ {"id", "name", "answers", "timeout_s"} ══► call ══ {"id", "values", "answers", "rss_mb"} ══► pool
+    pool ══ {"id", "name", "answers", "timeout_s"} ══► call ══ {"id", "values", "answers", "stats", "rss_mb"} ══► pool
                                                         └══ {"id", "error", "rss_mb"} ══► pool
 
 Messages are lines of JSON. A plain function runs in the main thread, one at a time and without an event loop, so it may
@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 from agentrl.errors import AgentRLError
 from agentrl.processes.hosted import inherited, line, rss_mb
 from agentrl.rollout.rewards.function_call import RewardFunction, Unusable, load_function
-from agentrl.rollout.rewards.function_value import answer_in, listed_of_batch, value_of
+from agentrl.rollout.rewards.function_value import answer_in, listed_of_batch, stats_in, value_of
 
 if TYPE_CHECKING:
     from agentrl.domain.schemas import Json
@@ -95,7 +95,8 @@ async def _answer_async(function: RewardFunction, call: Json, send: Any) -> None
 def _reply(call: Json, function: RewardFunction, result: object) -> Json:
     found = listed_of_batch(result, len(call["answers"])) if function.batched else [result]
     values, answers = [value_of(one) for one in found], [answer_in(one) for one in found]
-    return {"id": call["id"], "values": values, "answers": answers, "rss_mb": rss_mb()}
+    stats = [stats_in(one) for one in found]
+    return {"id": call["id"], "values": values, "answers": answers, "stats": stats, "rss_mb": rss_mb()}
 
 
 def _failure(call: Json, error: Exception) -> Json:

@@ -46,7 +46,7 @@ class RewardProcess(HostedProcess):
             raise CallFailed(str(problem)) from None
 
     async def call(self, name: str, answers: list[Json], timeout_s: float) -> Json:
-        """Call a function; returns `{"values", "answers"}`. Raises CallFailed. A call that is late ends the process."""
+        """Call a function: `{"values", "answers", "stats"}`. Raises CallFailed. A late call ends the process."""
         is_async = self.ready[name]["is_async"]
         self.calls += 1
         try:

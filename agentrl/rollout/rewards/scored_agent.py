@@ -6,19 +6,22 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any
 
 from agentrl.configs.episodes.reward_config import RewardConfig
 from agentrl.configs.run_config import RunConfig
 from agentrl.domain.schemas import Json
-from agentrl.errors import UserError, did_you_mean
+from agentrl.errors import UserError, did_you_mean, root_cause
 from agentrl.rollout.agent import Agent, load_agent
+from agentrl.rollout.episode_stats import measure
 from agentrl.rollout.group_filter import load_accept
 from agentrl.rollout.rewards.answer_scorer import Scorer
 from agentrl.rollout.rewards.answers import answer_of
 from agentrl.rollout.rewards.async_reward import pools_closed
+from agentrl.rollout.rewards.call_answers import call_answers
 from agentrl.rollout.rewards.reward_pool import RewardPool
-from agentrl.rollout.score import Score
+from agentrl.rollout.score import Reward, Score, result_of
 from agentrl.rollout.tools.mcp_tools import shared_servers_closed
 
 log = logging.getLogger(__name__)
@@ -50,13 +53,23 @@ class ScoredAgent:
             nonlocal scored
             scored = True
             answer = answer_of(data, messages, reply, turn=turn, **about)
-            return await self._scorer.score(
-                answer, group_id=group_id, session_id=session_id, group_size=1 if alone else size
+            found = await self._scorer.score(
+                answer,
+                group_id=group_id,
+                session_id=session_id,
+                group_size=1 if alone else size,
+                per="session",
             )
+            return _measured(found)
 
         try:
             result = await self._agent.run(data, **extra, score=score, wants_ids=await self._scorer.wants_ids())
-            if not scored and not self._warned:
+            if self._scorer.judges("call"):
+                result = result_of(result)
+                if result.reject is None:
+                    of_calls = await self._of_calls(data, extra, session_id, about)
+                    result = replace(result, rewards=(*result.rewards, *of_calls))
+            if not scored and not self._warned and self._scorer.judges("session"):
                 self._warned = True
                 log.warning(
                     'an episode ended without a call of extra["score"]: the run\'s reward functions were not asked'
@@ -64,6 +77,31 @@ class ScoredAgent:
             return result
         finally:
             self._scorer.ended(group_id, session_id, size)
+
+    async def _of_calls(self, data: Json, extra: Json, session_id: str, about: Json) -> list[Reward]:
+        """The rewards of the session's main calls. Raises RewardFailed, and UserError without a trace."""
+        url = f"{extra['base_url'].partition('/sessions/')[0]}/sessions/{session_id}/trace"
+        found = await extra["http_client"].get(url, headers={"Authorization": f"Bearer {extra['api_key']}"})
+        if not found.is_success:
+            raise UserError(f"the session's calls cannot be read: {found.status_code}: {found.text[:300]}")
+        judged = list(call_answers(data, found.json()["calls"], **about))
+        try:
+            async with asyncio.TaskGroup() as running:
+                scores = [running.create_task(self._scorer.score(answer, per="call")) for _, answer in judged]
+        except ExceptionGroup as errors:
+            raise root_cause(errors) from None
+        return [
+            reward
+            for (call_id, _), score in zip(judged, scores, strict=True)
+            for reward in _measured(score.result()).of_call(call_id).rewards
+        ]
+
+
+def _measured(score: Score) -> Score:
+    """The score, whose numbers are numbers of the running episode now."""
+    for name, value in score.stats.items():
+        measure(name, value)
+    return score
 
 
 def check_agent(config: RunConfig) -> None:

@@ -10,9 +10,10 @@ from dataclasses import dataclass, field
 
 from sqlalchemy import Connection, func, select
 
-from agentrl.domain import credit
+from agentrl.domain.batches.reward_scaling import Moments, RewardScaling
 from agentrl.store import task_rows
-from agentrl.store.tables import groups, interactions, rewards, sessions, tasks, trajectories, trajectory_interactions
+from agentrl.store.tables import groups, interactions, sessions, steps, tasks, trajectories, trajectory_interactions
+from agentrl.store.training import returns
 
 SOURCE_KEYS = ("source", "data_source")
 """Keys of a task's data that may name its source; the first that holds text counts."""
@@ -37,6 +38,7 @@ class BatchFacts:
     truncated_calls: int  # calls whose answer reached its length limit
     stats: dict[str, list[float]] = field(default_factory=dict)  # name → the values of the sessions that measured it
     engines: dict[str, SampledBy] = field(default_factory=dict)  # by the id of the call
+    moments: dict[str, Moments] = field(default_factory=dict)  # name of a normalised reward → its running statistics
 
 
 def read(conn: Connection, step_id: str) -> BatchFacts:
@@ -44,31 +46,30 @@ def read(conn: Connection, step_id: str) -> BatchFacts:
     calls, truncated = _calls(conn, step_id)
     return BatchFacts(
         rewards=_rewards(conn, step_id),
-        sources=_sources(conn, step_id),
+        sources=sources(conn, step_id),
         calls=calls,
         truncated_calls=truncated,
         stats=_stats(conn, step_id),
         engines=_engines(conn, step_id),
+        moments=_moments(conn, step_id),
     )
 
 
 def _rewards(conn: Connection, step_id: str) -> dict[str, list[float]]:
     leased = select(trajectories.c.session_id).where(trajectories.c.lease_step_id == step_id)
-    given: dict[str, list[tuple[str | None, str, str, float]]] = defaultdict(list)
-    for row in conn.execute(
-        select(rewards.c.session_id, rewards.c.interaction_id, rewards.c.scope, rewards.c.name, rewards.c.value)
-        .where(rewards.c.session_id.in_(leased), rewards.c.applied.is_(True))
-        .order_by(rewards.c.id)
-    ):
-        given[row.session_id].append((row.interaction_id, row.scope, row.name, row.value))
     by_name: dict[str, list[float]] = defaultdict(list)
-    for of_session in given.values():
+    for of_session in returns.recorded(conn, leased).values():
         totals: dict[str, float] = defaultdict(float)
-        for (_, _, name), value in credit.newest(of_session).items():
+        for name, value in of_session:
             totals[name] += value
         for name, total in totals.items():
             by_name[name].append(total)
     return dict(by_name)
+
+
+def _moments(conn: Connection, step_id: str) -> dict[str, Moments]:
+    scaling = conn.execute(select(steps.c.reward_scaling).where(steps.c.id == step_id)).scalar()
+    return RewardScaling.from_json(scaling).of_names() if scaling else {}
 
 
 def _stats(conn: Connection, step_id: str) -> dict[str, list[float]]:
@@ -90,7 +91,8 @@ def _stats(conn: Connection, step_id: str) -> dict[str, list[float]]:
     return dict(found)
 
 
-def _sources(conn: Connection, step_id: str) -> dict[str, str]:
+def sources(conn: Connection, step_id: str) -> dict[str, str]:
+    """Group → its task's source, where the task names one or the run has several."""
     leased = select(trajectories.c.group_id).where(trajectories.c.lease_step_id == step_id)
     candidates = [data[key] for data in (groups.c.task, tasks.c.data) for key in SOURCE_KEYS]
     rows = conn.execute(

@@ -18,6 +18,9 @@ from agentrl.store.tables import interactions, rewards, sessions
 Rescore = Callable[[str, SessionRewards], SessionRewards]
 """Given a session's id and its rewards, returns the rewards to use instead (`agentrl replay --rescore`)."""
 
+Given = tuple[str | None, str, str, float]
+"""A reward: call id, scope, name, value."""
+
 
 @dataclass(frozen=True, slots=True)
 class SessionReturns:
@@ -33,7 +36,22 @@ class SessionReturns:
 
 def applied(conn: Connection, session_ids: Sequence[str] | Select[Any]) -> Mapping[str, SessionRewards]:
     """The counted, applied rewards of each session; `session_ids` may be a query."""
-    facts: dict[str, list[tuple[str | None, str, str, float]]] = defaultdict(list)
+    counted = {sid: credit.counting(of_session) for sid, of_session in _given(conn, session_ids).items()}
+    return defaultdict(SessionRewards, counted)
+
+
+def recorded(conn: Connection, session_ids: Sequence[str] | Select[Any]) -> Mapping[str, list[tuple[str, float]]]:
+    """(name, value) of each counted, applied reward of each session, oldest name first."""
+    found = {
+        sid: [(name, value) for (_, _, name), value in credit.newest(of_session).items()]
+        for sid, of_session in _given(conn, session_ids).items()
+    }
+    return defaultdict(list, found)
+
+
+def _given(conn: Connection, session_ids: Sequence[str] | Select[Any]) -> dict[str, list[Given]]:
+    """All applied rewards of each session, oldest first."""
+    facts: dict[str, list[Given]] = defaultdict(list)
     rows = conn.execute(
         select(rewards.c.session_id, rewards.c.interaction_id, rewards.c.scope, rewards.c.name, rewards.c.value)
         .where(rewards.c.session_id.in_(session_ids), rewards.c.applied.is_(True))
@@ -41,8 +59,7 @@ def applied(conn: Connection, session_ids: Sequence[str] | Select[Any]) -> Mappi
     )
     for row in rows:
         facts[row.session_id].append((row.interaction_id, row.scope, row.name, row.value))
-    counted = {sid: credit.counting(of_session) for sid, of_session in facts.items()}
-    return defaultdict(SessionRewards, counted)
+    return facts
 
 
 def of_sessions(

@@ -15,6 +15,7 @@ from typing import Any
 from sqlalchemy import Connection, Row, delete, insert, select, update
 
 from agentrl.domain.batches.outline import BatchOutline
+from agentrl.domain.batches.reward_scaling import Scale
 from agentrl.domain.schemas import TRAINED, Batch, Json, StepState, TrainedBatch, TrajectoryState, VersionState
 from agentrl.errors import StoreError
 from agentrl.store import runs
@@ -24,7 +25,7 @@ from agentrl.store.tables import step_trajectories, steps, weight_versions
 from agentrl.store.tables import trajectories as trajectories_table
 from agentrl.store.training import leases, trajectories
 from agentrl.store.training.leases import StalePolicy
-from agentrl.store.training.paths import path_outlines
+from agentrl.store.training.paths import path_outlines, scaled_rewards
 from agentrl.store.training.returns import Rescore
 from agentrl.store.training.trainer_epochs import check_epoch
 
@@ -41,6 +42,7 @@ def lease(
     stale_policy: StalePolicy = "mask",
     skip_tied: bool = False,
     needs_greedy: bool = False,
+    scales: Mapping[str, Scale] | None = None,
 ) -> str | None:
     """Lease the oldest `n_groups` ready groups for `step`; returns the step's id, or None while there are too few.
 
@@ -48,7 +50,8 @@ def lease(
     trajectory becomes stale and gives its admission back, even when None is returned; with `skip_tied`, so does a group
     whose episodes all have the same return; with `needs_greedy`, one without a greedy session is rejected. In a leased
     group, a trajectory becomes stale if it has no young token (policy `mask`) or any old one (`drop`); its reward stays
-    in the baseline. Repeating the call for a leased step returns the same lease. `batch` reads the leased batch.
+    in the baseline. `scales` says how the batch's rewards are scaled, by component (`scaled_rewards`). Repeating the
+    call for a leased step returns the same lease. `batch` reads the leased batch.
 
     Raises FencedError for an older epoch, StoreError when the previous step is not complete, or this one is complete or
     of another epoch.
@@ -92,6 +95,9 @@ def lease(
         )
     )
     leases.assign(conn, claimed, step_id, epoch)
+    if scales:
+        scaling = scaled_rewards.at_lease(conn, run_id, step, step_id, scales)
+        conn.execute(update(steps).where(steps.c.id == step_id).values(reward_scaling=scaling))
     return step_id
 
 
@@ -135,7 +141,7 @@ def outlined(
         ages=ages,
         discount=step.turn_discount if discount is None else discount,
         stale={row.id for row in rows if row.state == TrajectoryState.STALE},
-        rescore=rescore,
+        rescore=scaled_rewards.rescorer(conn, step, rescore),
     )
     return BatchOutline(
         step_id=step_id,

@@ -34,6 +34,8 @@ def taken_port() -> Iterator[int]:
         ({"agent": "agentrl.agents.reverse:Nobody"}, "agent: 'agentrl.agents.reverse' has no 'Nobody'"),
         ({"tasks": "missing.jsonl"}, "tasks: cannot read missing.jsonl"),
         ({"evaluation": {"tasks": "agentrl.agents.reverse:heldout_task"}}, "did you mean 'heldout_tasks'"),
+        ({"reward": {"function": "reward_model", "args": {"model": "/no/model"}}}, "model folder /no/model does not"),
+        ({"reward": {"function": "reward_model"}}, "give either `url`, the address of a scorer, or `model`"),
         ({"database_url": "mysql://x"}, "only sqlite and postgresql"),
     ],
 )

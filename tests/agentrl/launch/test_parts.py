@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from itertools import pairwise
 from pathlib import Path
@@ -17,6 +18,7 @@ from agentrl.environment import (
     ENGINE_KEY,
     ENGINE_KEYS,
     RUN_KEY,
+    SCORERS,
     SECRETS,
     STORAGE,
     storage_variables,
@@ -53,6 +55,43 @@ def test_engines_have_room_for_the_adapters_that_they_will_be_sent(
     )
     (engine,) = parts.engines(plan)
     assert [rank for option, rank in pairwise(engine.argv) if option == "--max-lora-rank"] == room
+
+
+def test_each_reward_model_of_a_component_has_one_scorer_that_the_workers_know(tmp_path: Path, model: Path) -> None:
+    served = {"function": "reward_model", "args": {"model": "runs/style/model"}}
+    components = {
+        "style": served,
+        "step": served | {"per": "call"},
+        "other": {"function": "reward_model", "args": {"model": "runs/b"}},
+        "far": {"function": "reward_model", "args": {"url": "http://scorer:1"}},
+        "judged": {"function": "judge", "args": {"model": "judge"}},
+    }
+    run = config(tmp_path, model, reward={"components": components}, resources={"rollout_workers": 2})
+    ports = parts.choose_scorer_ports(run, {1, 2})
+    assert len({1, 2, *ports}) == 4
+    plan = Plan(
+        config=run,
+        model=model,
+        database_url="sqlite://",
+        admin_key="a",
+        run_key="r",
+        proxy_port=1,
+        engine_ports=(2,),
+        scorer_ports=ports,
+    )
+    first, second = parts.scorers(plan)
+    assert (first.name, second.name) == ("scorer-0", "scorer-1")
+    assert first.argv[-6:] == ["scorer", "runs/style/model", "--port", str(ports[0]), "--device", "auto"]
+    assert first.log_file == run.run_dir / "logs" / "scorer-0.log"
+    known = {"runs/style/model": f"http://127.0.0.1:{ports[0]}", "runs/b": f"http://127.0.0.1:{ports[1]}"}
+    assert [json.loads(part.env[SCORERS]) for part in parts.rollouts(plan, lambda: True)] == [known, known]
+    assert part_process.for_child({SCORERS: "{}"})[SCORERS] == "{}"
+
+
+def test_a_run_without_reward_models_has_no_scorer(tmp_path: Path, model: Path) -> None:
+    run = config(tmp_path, model)
+    assert parts.choose_scorer_ports(run, ()) == ()
+    assert parts.scorer_models(run) == []
 
 
 def test_the_runs_seed_seeds_each_engine_with_another(tmp_path: Path, model: Path) -> None:

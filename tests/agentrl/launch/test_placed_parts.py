@@ -34,6 +34,13 @@ def test_an_allocation_string_sizes_engines_and_the_trainer():
     }
 
 
+def test_a_reward_model_that_the_run_should_serve_is_refused():
+    reward = {"function": "reward_model", "args": {"model": "runs/style/model"}}
+    with pytest.raises(ConfigError, match="start `agentrl scorer runs/style/model`, and give `url`"):
+        parts(reward=reward)
+    assert parts(reward={"function": "reward_model", "args": {"url": "http://scorer:1"}})
+
+
 def test_a_part_larger_than_a_host_is_a_gang_of_hosts():
     sizes = {"engines": {"tensor": 16, "hosts": 2}, "trainer": {"ranks": 16, "hosts": 2}}
     found = parts(resources=sizes)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import threading
 import time
 from collections.abc import Iterator
@@ -18,8 +19,12 @@ from transformers import AutoModelForSequenceClassification
 from tuning_setup import config_of, random_items
 
 from agentrl.cli.scorer import scorer as command
+from agentrl.engine.server_process import free_port
+from agentrl.environment import SCORERS
 from agentrl.errors import ModelFolderError, UserError
 from agentrl.models import resolve_model
+from agentrl.rollout.rewards.function_call import Unusable
+from agentrl.rollout.verifiers import trained_reward
 from agentrl.rollout.verifiers.trained_reward import TrainedReward
 from agentrl.trainer.distributed import World
 from agentrl.trainer.stop import Stop
@@ -80,6 +85,36 @@ async def test_the_verifier_asks_the_server(url: str, scorer: RewardScorer) -> N
     asked: list[list[dict[str, Any]]] = [[*talk[:-1], talk[-1] | {"refusal": None, "extra": 1}] for talk in TALKS]
     found = await asyncio.gather(*(ask(messages) for messages in asked))
     assert list(found) == pytest.approx([2 * (reward - 0.5) for reward in rewards], abs=1e-4)
+
+
+async def test_the_verifier_waits_for_the_scorer_that_the_run_starts(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trained_reward, "PAUSE_S", 0.01)
+    port = free_port()
+    monkeypatch.setenv(SCORERS, json.dumps({"runs/style/model": f"http://127.0.0.1:{port}"}))
+    asked = asyncio.create_task(TrainedReward(model="runs/style/model")(TALKS[0]))
+    await asyncio.sleep(0.1)
+    assert not asked.done()
+
+    async def relay(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """What the scorer answers, at the address where it starts late."""
+        head = (await reader.readuntil(b"\r\n\r\n")).decode().lower()
+        body = await reader.readexactly(int(head.partition("content-length: ")[2].split()[0]))
+        async with httpx.AsyncClient() as http:
+            answer = (await http.post(f"{url}/score", content=body)).content
+        writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n%s" % (len(answer), answer))
+        await writer.drain()
+        writer.close()
+
+    async with await asyncio.start_server(relay, "127.0.0.1", port):
+        assert await asked == pytest.approx(await TrainedReward(url)(TALKS[0]))
+
+
+async def test_a_reward_model_without_a_scorer_is_an_error_that_no_repetition_helps() -> None:
+    with pytest.raises(Unusable, match="no scorer runs for runs/x: `agentrl train` starts one; elsewhere give `url`"):
+        await TrainedReward(model="runs/x")(TALKS[0])
+    for wrong in ({}, {"url": "http://x", "model": "y"}):
+        with pytest.raises(UserError, match="give either `url`"):
+            TrainedReward(**wrong)
 
 
 @pytest.mark.parametrize(

@@ -11,10 +11,11 @@ from agentrl.dashboard import page_rendering
 from agentrl.dashboard.page_request import MAX_INT32, Query
 from agentrl.dashboard.pages.results import step_contents
 from agentrl.dashboard.pictures import bars, histogram, swimlanes
-from agentrl.domain.schemas import TRAINED, Json
+from agentrl.domain.schemas import TRAINED, Json, StepState
 from agentrl.errors import RequestError, bad_parameter
 from agentrl.store import Connection, Row
 from agentrl.store.training import returns
+from agentrl.store.training.paths import scaled_rewards
 from agentrl.store.views import run_cards
 from agentrl.store.views.results import group_episodes, step_batch, step_doubts, step_rows
 
@@ -117,8 +118,12 @@ def _ordered(paths: list[Json], doubts: Mapping[str, step_doubts.Doubt], order: 
 
 
 def _credit(conn: Connection, step: Row[Any], paths: list[Json], discount: float) -> Json:
-    """The trajectories under another turn discount, beside the recorded one; reads calls and rewards only."""
+    """The trajectories under another turn discount, beside the recorded one; reads calls and rewards only.
+
+    Rewards are scaled as the step scales them; those of a step that was rolled back are those that were recorded.
+    """
     ids = sorted({path["session_id"] for path in paths})
-    old, new = (returns.of_sessions(conn, ids, value) for value in (step.turn_discount, discount))
+    scaled = None if step.state == StepState.ROLLED_BACK else scaled_rewards.rescorer(conn, step)
+    old, new = (returns.of_sessions(conn, ids, value, scaled) for value in (step.turn_discount, discount))
     rows = step_contents.recredited(paths, old, new)
     return {"rows": rows[:SHOWN], "all": len(rows), "flips": sum(row.flips for row in rows)}

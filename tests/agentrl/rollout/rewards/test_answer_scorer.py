@@ -41,6 +41,10 @@ def rank(prompts, completions):
     best = max(map(len, completions))
     return [len(text) / best for text in completions]
 
+def voted(completion):
+    from agentrl.rollout.rewards.function_value import Judgement
+    return Judgement(0.5, {"agreement": 0.25})
+
 def reads(completion, key="answer"):
     return {"score": 0.5, key: completion.rpartition("=")[2] if "=" in completion else None}
 
@@ -81,6 +85,48 @@ async def test_components_are_weighted_and_named() -> None:
     values = {reward.name: reward.value for reward in found.rewards}
     assert values == {"right": 2.0, "length": -0.2, "parts.a": 1.0, "parts.b": 2.0, "asks": 2.0}
     assert {reward.source for reward in found.rewards if reward.name == "right"} == {"scored:right"}
+
+
+async def test_a_function_of_weight_0_gives_a_number_instead_of_a_reward() -> None:
+    components = {
+        "right": RIGHT,
+        "length": {"function": "scored:length", "weight": 0},
+        "parts": {"function": "scored:parts", "weight": 0},
+        "silent": {"function": "scored:silent", "weight": 0},
+    }
+    found = await score("42", components=components)
+    assert [(one.name, one.value) for one in found.rewards] == [("right", 1.0)]
+    assert found.stats == {"reward/length": 2.0, "reward/parts.a": 1.0, "reward/parts.b": 2.0}
+    alone = await score("42", components={"length": components["length"]})
+    assert (alone.rewards, alone.stats) == ((), {"reward/length": 2.0})
+
+
+async def test_what_a_function_says_of_its_judgement_is_a_number() -> None:
+    found = await score("42", components={"voted": {"function": "scored:voted", "weight": 2}})
+    assert (found.value, found.scaled(0.5).stats) == (1.0, {"reward/voted/agreement": 0.25})
+
+
+async def test_a_component_judges_sessions_or_calls() -> None:
+    components = {"right": RIGHT, "length": {"function": "scored:length", "per": "call"}}
+    settings = RewardConfig.model_validate({"processes": 1, "components": components})
+    async with RewardPool(settings) as pool:
+        scorer = Scorer(settings, pool)
+        assert scorer.judges("call")
+        assert scorer.judges("session")
+        of_call = await scorer.score(an_answer("42"), per="call")
+        of_session = await scorer.score(an_answer("42"), per="session")
+        everything = await scorer.score(an_answer("42"))
+    assert [one.name for one in of_call.rewards] == ["length"]
+    assert [one.name for one in of_session.rewards] == ["right"]
+    assert [one.name for one in everything.rewards] == ["right", "length"]
+
+
+async def test_a_call_may_stay_without_a_judgement() -> None:
+    settings = RewardConfig(function="scored:silent", per="call", processes=1)
+    async with RewardPool(settings) as pool:
+        scorer = Scorer(settings, pool)
+        assert not scorer.judges("session")
+        assert (await scorer.score(an_answer("42"), per="call")).rewards == ()
 
 
 @pytest.mark.parametrize(

@@ -11,10 +11,12 @@ from page_visits import HOSTILE, links, page, tables, text, visit
 from sqlalchemy import select, update
 
 from agentrl.dashboard.page_rendering import number
+from agentrl.domain.batches.reward_scaling import Scale
 from agentrl.domain.schemas import FACTS, MASKED_FACTS, Batch, TokenFacts
 from agentrl.store import Database
 from agentrl.store.tables import groups, sessions, steps, tasks, trajectories
 from agentrl.store.training import returns, token_facts
+from agentrl.store.training import steps as training_steps
 from agentrl.store.views.results import step_batch, step_doubts, step_rows
 
 GROUPS, PATHS, CREDIT = "Groups of the step", "Trajectories of the step", "Returns under another discount"
@@ -147,6 +149,20 @@ def test_another_discount_gives_the_returns_that_replay_gives(history: History, 
     assert "agentrl replay --run test --steps 3 --discount 0.5" in text(html)
     same = tables(page(db, "/runs/test/steps/3?discount=0.9"))[CREDIT]
     assert all(row[1] == row[2] and row[3] == row[4] and row[6] == "" for row in same)
+
+
+@pytest.mark.long_on("postgresql")
+def test_another_discount_compares_rewards_as_they_are_trained(db: Database) -> None:
+    made = History(db, seed=1)
+    made.scales = {"reward": Scale(normalize="running"), "turn": Scale(clip=(0.0, 0.1))}
+    made.train(3)
+    trained = made.batches[3].trajectories
+    replayed = db.query(training_steps.batch, made.batches[3].step_id, discount=0.5).trajectories
+    rows = {row[0]: row for row in tables(page(db, "/runs/test/steps/3?discount=0.5"))[CREDIT]}
+    assert len(rows) == len(trained)
+    for old, new in zip(trained, replayed, strict=True):
+        row = rows[next(name for name in rows if old.trajectory_id.endswith(name))]
+        assert (row[1], row[2]) == (number(old.episode_return), number(new.episode_return))
 
 
 @pytest.mark.long_on("postgresql")

@@ -1,0 +1,60 @@
+"""The rewards of a step's batch as they are trained: normalised and clipped (`reward_scaling`).
+
+    lease ──► statistics of the step before + the rewards of this batch ──► the step's `reward_scaling`
+    read, replay, export ──► recorded rewards, scaled by it
+
+The lease freezes the batch's rewards, and a rolled-back step does not count, so the statistics follow the lineage.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from sqlalchemy import Connection, Row, select
+
+from agentrl.domain.batches.reward_scaling import RewardScaling, Scale
+from agentrl.domain.credit import SessionRewards
+from agentrl.domain.schemas import Json, StepState
+from agentrl.store import family
+from agentrl.store.tables import sessions, steps, trajectories
+from agentrl.store.training import batch_facts, returns
+from agentrl.store.training.returns import Rescore
+
+
+def at_lease(conn: Connection, run_id: str, step: int, step_id: str, scales: Mapping[str, Scale]) -> Json:
+    """The scaling of a step that has leased its batch."""
+    before = conn.execute(
+        select(steps.c.reward_scaling).where(
+            steps.c.run_id == run_id, steps.c.step == step - 1, steps.c.state != StepState.ROLLED_BACK
+        )
+    ).scalar()
+    known = RewardScaling(scales, RewardScaling.from_json(before).moments if before else {})
+    sources = _sources(conn, step_id)
+    found = returns.recorded(conn, sorted(sources))
+    values = ((sources[sid], name, value) for sid in sorted(sources) for name, value in found[sid])
+    return known.with_rewards(values).to_json()
+
+
+def rescorer(conn: Connection, step: Row[Any], rescore: Rescore | None = None) -> Rescore | None:
+    """What makes the rewards of a step's sessions those that it trains, and then applies `rescore`."""
+    if not step.reward_scaling:
+        return rescore
+    scaling, sources = RewardScaling.from_json(step.reward_scaling), _sources(conn, step.id)
+
+    def scaled(session_id: str, recorded: SessionRewards) -> SessionRewards:
+        trained = scaling.scaled(sources[session_id], recorded)
+        return trained if rescore is None else rescore(session_id, trained)
+
+    return scaled
+
+
+def _sources(conn: Connection, step_id: str) -> dict[str, str]:
+    """The leased sessions, and those above them → the source of their task; "" without one."""
+    leased = conn.execute(
+        select(trajectories.c.session_id).where(trajectories.c.lease_step_id == step_id).distinct()
+    ).scalars()
+    of_groups = batch_facts.sources(conn, step_id)
+    ids = list(family.lineage(conn, leased))
+    rows = conn.execute(select(sessions.c.id, sessions.c.group_id).where(sessions.c.id.in_(ids)))
+    return {row.id: of_groups.get(row.group_id, "") for row in rows}
