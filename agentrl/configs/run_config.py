@@ -19,6 +19,7 @@ from agentrl.configs.rollout_config import RolloutConfig
 from agentrl.configs.section import NonNegative, Positive, Section
 from agentrl.configs.slurm_config import SlurmConfig
 from agentrl.configs.trainer_config import TrainerConfig
+from agentrl.errors import did_you_mean
 
 
 class RunConfig(Section):
@@ -124,6 +125,27 @@ class RunConfig(Section):
         if self.trainer.keeps_best_evaluated and not self.is_evaluated:
             raise ValueError(
                 f"trainer.keep_best: {self.trainer.keep_best} needs evaluations: set evaluation.tasks or unseen_tasks"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _samples_are_chosen_by_a_known_score(self) -> RunConfig:
+        best_of = self.evaluation.best_of
+        own_agent = not (self.agent is None or (isinstance(self.agent, str) and ":" not in self.agent))
+        if best_of is None or self.reward is None or own_agent:
+            return self  # such agents name rewards and numbers themselves
+        functions = self.reward.functions
+        for field, name in [("by", best_of.by), *[("rewards", name) for name in best_of.rewards or ()]]:
+            counted = [known for known, one in functions.items() if field == "by" or one.weight]
+            if not any(name == known or name.startswith(f"{known}.") for known in counted):
+                raise ValueError(
+                    f"evaluation.best_of.{field}: no component of reward is called {name!r}"
+                    f"{did_you_mean(name, counted)}; there are {', '.join(counted)}"
+                )
+        if best_of.rewards is None and not any(one.weight for name, one in functions.items() if name != best_of.by):
+            raise ValueError(
+                f"evaluation.best_of.by: {best_of.by!r} is the only reward, so the choice would be judged by its own "
+                "score (best@k is reported in any case): add a component that judges"
             )
         return self
 

@@ -19,7 +19,9 @@ class RewardComponent(Section):
     function: str
     """`module:function`, or the name of a [verifier](rewards.md#verifiers)."""
     weight: float = 1.0
-    """The function's value is multiplied by this before it is recorded."""
+    """The function's value is multiplied by this before it is recorded. 0: the value is no reward; it is a number of
+    the episode, by the component's name ([numbers](workflows.md#metrics)).
+    """
     args: dict[str, Any] = Field(default_factory=dict)
     """Keyword arguments of every call."""
     batched: bool | None = None
@@ -69,6 +71,8 @@ class RewardConfig(Section):
             raise ValueError("give either `function` or `components`")
         if self.function is None and (self.args or self.batched is not None):
             raise ValueError("`args` and `batched` belong to `function`; components have their own")
+        if self.components and not any(one.weight for one in self.components.values()):
+            raise ValueError("components: one of them needs a `weight` other than 0, or there is no reward")
         return self
 
     @property

@@ -11,6 +11,7 @@ from agentrl.configs.episodes.reward_config import RewardComponent, RewardConfig
 from agentrl.domain import answer_text
 from agentrl.domain.schemas import Json
 from agentrl.errors import AgentRLError, root_cause
+from agentrl.rollout.episode_stats import measure
 from agentrl.rollout.rewards.function_value import Value, value_of
 from agentrl.rollout.rewards.group_batches import GroupBatches
 from agentrl.rollout.rewards.reward_pool import RewardPool
@@ -53,7 +54,7 @@ class Scorer:
         """The weighted rewards of an answer, as `answer_of` builds it. Raises RewardFailed.
 
         Batched functions wait for the other answers of the group. What is judged is what the first function has read
-        that reads answers, else the text.
+        that reads answers, else the text. The values of components of weight 0 are measured (`episode_stats.measure`).
         """
         facts, components = await self._pool.facts(), self._config.functions
         calls = {}
@@ -69,9 +70,14 @@ class Scorer:
                     calls[name] = running.create_task(judging)
         except ExceptionGroup as errors:
             raise root_cause(errors) from None
-        rewards = [
-            reward for name, component in components.items() for reward in _named(name, component, calls[name].result())
-        ]
+        rewards: list[Reward] = []
+        for name, component in components.items():
+            found = _named(name, component, calls[name].result())
+            if component.weight:
+                rewards += found
+            else:
+                for one in found:
+                    measure(one.name, one.value)
         if not rewards:
             raise RewardFailed("no reward function returned a value for this answer")
         read = (calls[name].result().answer for name in components)
@@ -107,11 +113,15 @@ class Scorer:
 
 
 def _named(name: str, component: RewardComponent, judged: Judged) -> list[Reward]:
-    """The weighted rewards of one component. Those of a mapping are called NAME.KEY."""
+    """The weighted rewards of one component; unweighted values if the weight is 0. Those of a mapping are called
+    NAME.KEY.
+    """
     values = judged.value if isinstance(judged.value, dict) else {} if judged.value is None else {"": judged.value}
     return [
         Reward(
-            value=value * component.weight, name=".".join(part for part in (name, inner) if part), source=judged.source
+            value=value * (component.weight or 1.0),
+            name=".".join(part for part in (name, inner) if part),
+            source=judged.source,
         )
         for inner, value in values.items()
     ]

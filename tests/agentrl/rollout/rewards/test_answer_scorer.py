@@ -7,8 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
 from agentrl.configs.episodes.reward_config import RewardConfig
+from agentrl.rollout.episode_stats import measured
 from agentrl.rollout.rewards.answer_scorer import RewardFailed, Scorer
 from agentrl.rollout.rewards.answers import answer_of
 from agentrl.rollout.rewards.reward_pool import RewardPool
@@ -81,6 +83,20 @@ async def test_components_are_weighted_and_named() -> None:
     values = {reward.name: reward.value for reward in found.rewards}
     assert values == {"right": 2.0, "length": -0.2, "parts.a": 1.0, "parts.b": 2.0, "asks": 2.0}
     assert {reward.source for reward in found.rewards if reward.name == "right"} == {"scored:right"}
+
+
+async def test_a_component_without_weight_is_measured_and_is_no_reward() -> None:
+    with measured() as stats:
+        components = {
+            "right": RIGHT,
+            "length": {"function": "scored:length", "weight": 0.0},
+            "parts": {"function": "scored:parts", "weight": 0.0},
+        }
+        found = await score("42", components=components)
+    assert {reward.name: reward.value for reward in found.rewards} == {"right": 1.0}
+    assert stats.means() == {"length": 2.0, "parts.a": 1.0, "parts.b": 2.0}
+    with pytest.raises(ValidationError, match="a `weight` other than 0"):
+        RewardConfig.model_validate({"components": {"right": RIGHT | {"weight": 0}}})
 
 
 @pytest.mark.parametrize(
