@@ -181,6 +181,13 @@ class AlarmConfig(Section):
         return self
 
 
+class AverageConfig(Section):
+    """A running average of the policy's weights ([average](trainer.md#average-of-the-weights))."""
+
+    decay: Annotated[float, Field(gt=0, lt=1)] = 0.99
+    """d in θ̄ ← d·θ̄ + (1 − d)·θ after each step: weights of 1/(1 − d) steps ago count 1/e as much as the newest."""
+
+
 class TokenFactsConfig(Section):
     """Facts of single tokens that the trainer keeps in the store: logprob, entropy, ratio, advantage, …"""
 
@@ -263,6 +270,10 @@ class TrainerConfig(UpdateConfig):
     """
     keep_models: Positive | None = None
     """Number of newest folders in `models/` to keep; null: all."""
+    average: AverageConfig | None = None
+    """Keep a running average of the weights in the checkpoints, for `agentrl export --average`. It takes the memory of
+    one float32 copy of the trained weights, divided among the ranks as they are; null: none is kept.
+    """
 
     @model_validator(mode="after")
     def _critic_is_asked_for(self) -> Self:
