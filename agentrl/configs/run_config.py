@@ -167,10 +167,11 @@ class RunConfig(Section):
 
     @model_validator(mode="after")
     def _groups_have_as_many_as_the_objective_counts(self) -> RunConfig:
-        algorithm, size = self.trainer.algorithm, self.rollout.group_size
+        algorithm, size = self.trainer.algorithm, self.rollout.least_group_size
         if self.steps and algorithm.baseline == "max_at_k" and algorithm.best_of > size:
+            field = "group_size" if self.rollout.adaptive_group is None else "adaptive_group.least"
             raise ValueError(
-                f"trainer.algorithm.best_of: {algorithm.best_of} is more than rollout.group_size: {size}; "
+                f"trainer.algorithm.best_of: {algorithm.best_of} is more than rollout.{field}: {size}; "
                 "the maximum of best_of episodes is estimated from one group"
             )
         return self

@@ -80,7 +80,7 @@ async def start_group(body: GroupBody, request: Request) -> Json:
     await app_parts.access(request).require(request, Power.RUN, Power.ADMIN)
     store, live = app_parts.store(request), app_parts.context(request).sessions
     base = app_parts.public_address(request).base(request)
-    size = body.size if body.is_eval else store.limits.group_size
+    size = body.size if body.is_eval else store.limits.most_sessions
     start = (
         await authentication.start_of(request, store.run_id)
         if body.claim is None
@@ -112,7 +112,7 @@ async def start_group(body: GroupBody, request: Request) -> Json:
             owner=body.owner,
             start_digest=start.digest,
         )
-    opened = list(zip(group.session_ids, new_keys, strict=True))
+    opened = list(zip(group.session_ids, new_keys, strict=False))  # an adaptive group may need fewer keys
     for session_id, key in opened if group.new else ():
         live.opened(session_id, key, is_eval=body.is_eval, sampling=sampling if body.is_eval else None)
     return {

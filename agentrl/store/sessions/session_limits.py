@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from typing import Self
 
 from agentrl.configs.proxy_config import MAX_REWARD
-from agentrl.configs.rollout_config import CurriculumConfig
+from agentrl.configs.rollout_config import CurriculumConfig, RolloutConfig
 from agentrl.configs.run_config import RunConfig
-from agentrl.domain.curriculum import Curriculum
+from agentrl.domain.curriculum import AdaptiveGroup, Curriculum
 from agentrl.domain.staleness import NO_BOUND
 
 
@@ -33,6 +33,7 @@ class Limits:
     max_subagents_per_session: int = 256
     max_failures_in_a_row: int | None = None
     curriculum: Curriculum | None = None
+    adaptive: AdaptiveGroup | None = None
     traced: bool = False  # spans of its sessions are sent: `metrics.traces`
 
     @classmethod
@@ -56,8 +57,14 @@ class Limits:
             max_subagents_per_session=config.proxy.max_subagents_per_session,
             max_failures_in_a_row=config.rollout.max_failures_in_a_row if config.steps else None,
             curriculum=_curriculum(config.rollout.curriculum),
+            adaptive=_adaptive(config.rollout),
             traced=config.metrics.traces is not None,
         )
+
+    @property
+    def most_sessions(self) -> int:
+        """Sessions that the group of a run's task may have."""
+        return self.group_size if self.adaptive is None else self.adaptive.most
 
     def silence_s(self, owner: str | None) -> float:
         """How long an open session may stay silent: shorter with an owner, which sends heartbeats."""
@@ -69,3 +76,17 @@ def _curriculum(config: CurriculumConfig | None) -> Curriculum | None:
         return None
     low, high = config.target
     return Curriculum(low=low, high=high, skip=config.skip, success=config.success, groups=config.groups)
+
+
+def _adaptive(config: RolloutConfig) -> AdaptiveGroup | None:
+    sizes = config.adaptive_group
+    if sizes is None:
+        return None
+    return AdaptiveGroup(
+        least=sizes.least,
+        most=sizes.most,
+        first=config.group_size,
+        chance=sizes.chance,
+        success=sizes.success,
+        groups=sizes.groups,
+    )

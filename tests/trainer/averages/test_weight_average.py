@@ -33,7 +33,8 @@ class OneTensor:
 def defined(history: list[torch.Tensor], decay: float) -> torch.Tensor:
     """Σ d^(t−i) θ_i / Σ d^(t−i), in float64."""
     shares = [decay**age for age in reversed(range(len(history)))]
-    return sum((share * one.double() for share, one in zip(shares, history, strict=True)), start=0.0) / sum(shares)
+    weighted = [share * one.double() for share, one in zip(shares, history, strict=True)]
+    return torch.stack(weighted).sum(0) / sum(shares)
 
 
 @given(

@@ -198,7 +198,7 @@ def test_a_mean_is_that_of_the_whole_matrices(tmp_path: Path, world: World, kind
     moved = 0
     for file, of in parts[2].items():
         for name, tensor in of.items():
-            one, other = (parts[n][file][name].double() for n in range(2))
-            torch.testing.assert_close(tensor.double(), 0.25 * one + 0.75 * other, rtol=1e-5, atol=1e-6)
-            moved += not torch.equal(one, other)
+            first, second = (parts[n][file][name].double() for n in range(2))
+            torch.testing.assert_close(tensor.double(), 0.25 * first + 0.75 * second, rtol=1e-5, atol=1e-6)
+            moved += not torch.equal(first, second)
     assert moved
