@@ -70,6 +70,21 @@ class AdaptiveGroupConfig(Section):
         return self
 
 
+class ReplayConfig(Section):
+    """Groups in which few episodes succeeded are trained once more by later steps, as long as their tokens are within
+    `trainer.max_staleness` ([replays](trainer.md#replays)).
+    """
+
+    rate: Annotated[float, Field(gt=0, lt=1)] = 0.25
+    """Largest share of successful episodes of a group that is trained again; groups without success never are."""
+    times: Annotated[int, Field(ge=1, le=64)] = 1
+    """How often a group is trained again at most."""
+    groups_per_step: Positive = 1
+    """Most groups that a step trains again, beside the `trainer.groups_per_step` new ones."""
+    success: Annotated[float, Field(allow_inf_nan=False)] = 1.0
+    """Least reward of an episode that succeeds."""
+
+
 class RolloutConfig(Section):
     """How agents run."""
 
@@ -99,6 +114,8 @@ class RolloutConfig(Section):
     """
     curriculum: CurriculumConfig | None = None
     """How tasks that the policy always or never solves are drawn less often; null: every pass draws all tasks."""
+    replay: ReplayConfig | None = None
+    """How groups with a rare success are trained more than once; null: each trajectory is trained exactly once."""
     turn_discount: Annotated[float, Field(ge=0, le=1)] = 1.0
     """γ in R_i = r_i + γ·R_{i+1} over the calls of a session."""
     dump_to_file: bool = False

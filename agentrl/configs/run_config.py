@@ -129,6 +129,15 @@ class RunConfig(Section):
         return self
 
     @model_validator(mode="after")
+    def _replays_can_be_young(self) -> RunConfig:
+        if self.rollout.replay is not None and self.steps and not self.trainer.max_staleness:
+            raise ValueError(
+                "rollout.replay: trains tokens that are at least one version old; set trainer.max_staleness to at "
+                "least 1"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _samples_are_chosen_by_a_known_score(self) -> RunConfig:
         best_of = self.evaluation.best_of
         own_agent = not (self.agent is None or (isinstance(self.agent, str) and ":" not in self.agent))

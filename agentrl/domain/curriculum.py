@@ -22,15 +22,34 @@ from agentrl.domain.ties import TIE
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class SuccessRate:
-    """How a task's success rate is measured."""
+class Success:
+    """Which episodes succeed."""
 
     success: float  # the least reward of an episode that succeeds
-    groups: int  # how many of a task's last groups count
 
     def rate(self, rewards: Sequence[float]) -> float | None:
         """The share of these episodes that succeed; None without episodes."""
         return sum(reward >= self.success - TIE for reward in rewards) / len(rewards) if rewards else None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SuccessRate(Success):
+    """How a task's success rate is measured."""
+
+    groups: int  # how many of a task's last groups count
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Replay(Success):
+    """Which trained groups a later step trains once more."""
+
+    most_rate: float  # the largest share of successes that is rare
+    times: int  # how often a group is trained again
+    most: int  # groups of one step
+
+    def is_rare(self, rate: float | None) -> bool:
+        """Whether some episodes of a group succeeded, and few."""
+        return rate is not None and 0.0 < rate <= self.most_rate
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -9,6 +9,7 @@ import pytest
 from loop_setup import Setup
 
 from agentrl.configs.algorithm import Algorithm
+from agentrl.configs.rollout_config import ReplayConfig
 from agentrl.store.training import steps
 from agentrl.trainer.models import run_models
 from agentrl.trainer.run import trainer_start
@@ -62,6 +63,8 @@ def test_documented_metrics_are_exactly_those_that_a_step_makes(setup: Setup, mo
         conn.exec_driver_sql("UPDATE interactions SET kv_mixed = true WHERE parent_id IS NOT NULL")
         conn.exec_driver_sql("""UPDATE sessions SET stats = '{"tool_calls": 2.0}'""")
         conn.exec_driver_sql("UPDATE interactions SET engine_url = 'http://e:1', engine_backend = 'vllm'")
+    rollout = setup.config.rollout.model_copy(update={"replay": ReplayConfig(rate=0.7)})
+    setup.config = setup.config.model_copy(update={"rollout": rollout})
     algorithm = Algorithm(preset="ppo", kl_coef=0.1, kl_target=0.1, distill_coef=0.1)
     found = made(setup, algorithm=algorithm, teacher=str(setup.model))
     assert {family(name) for metrics in found for name in metrics} == documented() - ELSEWHERE

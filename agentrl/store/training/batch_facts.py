@@ -8,11 +8,20 @@ from __future__ import annotations
 from collections import defaultdict
 from dataclasses import dataclass, field
 
-from sqlalchemy import Connection, func, select
+from sqlalchemy import Connection, func, or_, select
 
 from agentrl.domain import credit
 from agentrl.store import task_rows
-from agentrl.store.tables import groups, interactions, rewards, sessions, tasks, trajectories, trajectory_interactions
+from agentrl.store.tables import (
+    groups,
+    interactions,
+    replays,
+    rewards,
+    sessions,
+    tasks,
+    trajectories,
+    trajectory_interactions,
+)
 
 SOURCE_KEYS = ("source", "data_source")
 """Keys of a task's data that may name its source; the first that holds text counts."""
@@ -29,7 +38,7 @@ class SampledBy:
 
 @dataclass(frozen=True, slots=True)
 class BatchFacts:
-    """Facts about the sessions, groups and calls that a step leased."""
+    """Facts about the sessions, groups and calls that a step leased; `engines` also of what it trains once more."""
 
     rewards: dict[str, list[float]]  # name → per session with such a reward, the sum of its counted values
     sources: dict[str, str]  # group → its task's source, where the task names one or the run has several
@@ -126,12 +135,13 @@ def _calls(conn: Connection, step_id: str) -> tuple[int, int]:
 
 def _engines(conn: Connection, step_id: str) -> dict[str, SampledBy]:
     c = interactions.c
+    again = select(replays.c.trajectory_id).where(replays.c.step_id == step_id)
     rows = conn.execute(
         select(c.id, c.engine_url, c.engine_backend, c.engine_spans.is_not(None))
         .join(trajectory_interactions, trajectory_interactions.c.interaction_id == c.id)
         .join(trajectories, trajectories.c.id == trajectory_interactions.c.trajectory_id)
         .where(
-            trajectories.c.lease_step_id == step_id,
+            or_(trajectories.c.lease_step_id == step_id, trajectories.c.id.in_(again)),
             trajectory_interactions.c.owned.is_(True),
             c.engine_url.is_not(None),
         )

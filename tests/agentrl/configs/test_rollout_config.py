@@ -70,5 +70,26 @@ def test_the_smallest_group_has_as_many_as_the_objective_counts() -> None:
     trainer = {"algorithm": {"preset": "pkpo", "best_of": 8}}
     base = {"name": "r", "model": "tiny", "trainer": trainer}
     assert parse_config(base | {"rollout": {"group_size": 8}}).trainer.algorithm.best_of == 8
-    with pytest.raises(ConfigError, match="best_of: 8 is more than rollout.adaptive_group.least: 4"):
+    with pytest.raises(ConfigError, match=r"best_of: 8 is more than rollout.adaptive_group.least: 4"):
         parse_config(base | {"rollout": {"group_size": 8, "adaptive_group": {}}})
+
+
+@pytest.mark.parametrize(
+    ("replay", "message"),
+    [
+        ({"rate": 0}, "rate.*greater than 0"),
+        ({"rate": 1}, "rate.*less than 1"),
+        ({"times": 0}, "times.*greater than or equal to 1"),
+        ({"time": 1}, "did you mean 'times'"),
+    ],
+)
+def test_an_invalid_replay_is_refused_by_name(replay: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        limits({"replay": replay})
+
+
+def test_replays_need_a_staleness_bound_above_0() -> None:
+    base = {"name": "r", "model": "tiny", "rollout": {"replay": {}}}
+    assert parse_config(base).rollout.replay is not None
+    with pytest.raises(ConfigError, match=r"rollout.replay: .* set trainer.max_staleness to at least 1"):
+        parse_config(base | {"trainer": {"max_staleness": 0}})
