@@ -122,6 +122,7 @@ task_sources = Table(
     Column("rows_read", Integer, nullable=False),  # rows of the source, those that were left out included
     Column("complete", Boolean, nullable=False),
     Column("content", JSON),  # what identifies the files that are read
+    Column("window", JSON),  # width and over of a source in ascending order, from whose rising window tasks are drawn
 )
 
 groups = Table(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from collections.abc import Sequence
 
 import pytest
 from loop_setup import Setup, die_before, same
@@ -12,6 +13,7 @@ from sqlalchemy import text
 
 from agentrl import past_batches
 from agentrl.configs.rollout_config import ReplayConfig
+from agentrl.domain.schemas import TrajectoryTokens
 from agentrl.domain.selection import StepRange
 from agentrl.store import runs
 from agentrl.store.audit import run_audit
@@ -76,7 +78,12 @@ def test_refusals_judge_new_groups_alone(setup: Setup, monkeypatch: pytest.Monke
 
     def prepare(run: TrainingRun, should_accept: object = None) -> object:
         groups: set[str] = set()
-        found = real(run, lambda group: groups.update(t.group_id for t in group) or True)
+
+        def accept(group: Sequence[TrajectoryTokens]) -> bool:
+            groups.update(t.group_id for t in group)
+            return True
+
+        found = real(run, accept)
         seen.append(groups)
         return found
 

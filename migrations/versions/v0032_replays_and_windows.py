@@ -1,4 +1,4 @@
-"""The trajectories of groups that a later step trains once more, and by which step."""
+"""The trajectories that a later step trains once more, and the rising window of a source of tasks."""
 
 import sqlalchemy as sa
 from alembic import op
@@ -17,8 +17,10 @@ def upgrade() -> None:
         sa.Column("stale", sa.Boolean, nullable=False),
     )
     op.create_index(op.f("ix_replays_trajectory_id"), "replays", ["trajectory_id"])
+    op.add_column("task_sources", sa.Column("window", sa.JSON))
 
 
 def downgrade() -> None:
+    op.drop_column("task_sources", "window")
     op.drop_index(op.f("ix_replays_trajectory_id"), "replays")
     op.drop_table("replays")
