@@ -93,15 +93,15 @@ def position(draw: int, *, stored: int, complete: bool, block: int, key: str) ->
 def rising(draw: int, *, stored: int, width: float, over: int, key: str) -> tuple[int, int]:
     """The pass and the position of a draw of a source of `stored` tasks in ascending order, all of which are there.
 
-    The first `over` draws, pass 0, are from a window of w = ⌈width · stored⌉ tasks. It begins at task
-    ⌊(stored − w) · draw / (over − 1)⌋: at the first draw it has the w easiest tasks, at the last one the w hardest.
+    The first `over` draws, pass 0, are from a window of w = ⌈width · stored⌉ tasks. It begins at the task nearest to
+    (stored − w) · draw / (over − 1): at the first draw it has the w easiest tasks, at the last one the w hardest.
     Each draw takes any task of its window, by a keyed hash. Later passes shuffle all tasks.
     """
     if draw >= over:
         number, offset = divmod(draw - over, stored)
         return number + 1, shuffled(offset, stored, f"{key}/{number + 1}")
     size = min(stored, max(1, math.ceil(width * stored - 1e-9)))
-    start = (stored - size) * draw // max(1, over - 1)
+    start = (2 * (stored - size) * draw + over - 1) // max(1, 2 * (over - 1))
     digest = blake2b(f"{key}/window/{draw}".encode(), digest_size=8).digest()
     return 0, start + int.from_bytes(digest, "little") % size
 

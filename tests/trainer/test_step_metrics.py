@@ -15,8 +15,8 @@ from agentrl.trainer.models import run_models
 from agentrl.trainer.run import trainer_start
 
 PAGE = Path(__file__).parents[2] / "docs" / "metrics.md"
-ELSEWHERE = {"mfu", "publish/density"}
-"""Metrics of some GPUs, and of runs whose versions are compared with the ones before."""
+ELSEWHERE = {"mfu", "publish/density", "noise_scale"}
+"""Metrics of some GPUs, of runs whose versions are compared with the ones before, and of updates in microbatches."""
 
 
 @pytest.fixture

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from fractions import Fraction
 from itertools import pairwise
 
 import pytest
@@ -81,7 +82,7 @@ def test_the_window_rises_from_the_easiest_to_the_hardest(stored: int, width: fl
     before = 0
     for draw in range(over):
         number, position = rising(draw, stored=stored, width=width, over=over, key=str(seed))
-        start = (stored - size) * draw // max(1, over - 1)
+        start = math.floor((stored - size) * Fraction(draw, max(1, over - 1)) + Fraction(1, 2))
         assert number == 0
         assert before <= start <= position < start + size <= stored
         before = start
