@@ -50,7 +50,8 @@ def clip_gradients(model: Trainable, limit: float) -> float:
 def gradient_norm(model: Trainable) -> Tensor:
     """The norm of all gradients, 0-dim. Collective."""
     norms = [nn.utils.get_total_norm([p.grad for p in group if p.grad is not None]) for group in _with_gradient(model)]
-    return torch.stack([n.full_tensor() if isinstance(n, DTensor) else n for n in norms]).norm()
+    norm: Tensor = torch.stack([n.full_tensor() if isinstance(n, DTensor) else n for n in norms]).norm()
+    return norm
 
 
 def _with_gradient(model: Trainable) -> list[list[nn.Parameter]]:
