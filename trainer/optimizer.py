@@ -41,12 +41,21 @@ def by_mesh(model: Trainable) -> list[list[nn.Parameter]]:
 
 def clip_gradients(model: Trainable, limit: float) -> float:
     """Scale the gradients so that their norm is at most `limit`. Returns the norm before. Collective."""
-    groups = [[p for p in group if p.grad is not None] for group in by_mesh(model)]
-    norms = [nn.utils.get_total_norm([p.grad for p in group if p.grad is not None]) for group in groups]
-    norm = torch.stack([n.full_tensor() if isinstance(n, DTensor) else n for n in norms]).norm()
-    for group in groups:
+    norm = gradient_norm(model)
+    for group in _with_gradient(model):
         nn.utils.clip_grads_with_norm_(group, limit, norm)
     return float(norm)
+
+
+def gradient_norm(model: Trainable) -> Tensor:
+    """The norm of all gradients, 0-dim. Collective."""
+    norms = [nn.utils.get_total_norm([p.grad for p in group if p.grad is not None]) for group in _with_gradient(model)]
+    norm: Tensor = torch.stack([n.full_tensor() if isinstance(n, DTensor) else n for n in norms]).norm()
+    return norm
+
+
+def _with_gradient(model: Trainable) -> list[list[nn.Parameter]]:
+    return [[p for p in group if p.grad is not None] for group in by_mesh(model)]
 
 
 def moments(model: Trainable, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:

@@ -29,6 +29,7 @@ from agentrl.store.training import (
 )
 from agentrl.store.training.batch_facts import BatchFacts
 from agentrl.store.training.paths import teacher_logprobs
+from agentrl.store.training.replaying.replays import rule_of
 from agentrl.store.training.sample_rows import SampledRollout
 from agentrl.trainer.batches.batch_reader import BatchReader
 from agentrl.trainer.batches.token_cache import TokenCache
@@ -99,7 +100,7 @@ class StoredLineage(Lineage):
 
     def wait_for_batch(self, step: int, for_s: float, pause: Callable[[float], bool]) -> BatchOutline | None:
         """The step's batch as soon as enough groups are ready; None after `for_s`, or when told to stop."""
-        trainer = self.config.trainer
+        trainer, replay = self.config.trainer, rule_of(self.config.rollout.replay)
         until = time.monotonic() + for_s
         while time.monotonic() < until and not self.is_stopping():
             step_id = self.database.transact(
@@ -114,6 +115,7 @@ class StoredLineage(Lineage):
                 skip_tied=trainer.algorithm.dynamic_sampling,
                 needs_greedy=trainer.algorithm.needs_greedy,
                 scales=scales_of(self.config.reward),
+                replay=replay,
             )
             if step_id is not None:
                 return self.database.query(steps.outlined, step_id)

@@ -28,6 +28,7 @@ from agentrl.domain.evaluation import Evaluation
 from agentrl.domain.schemas import TokenFacts, TrainedBatch
 from agentrl.errors import NonFiniteError, UserError
 from agentrl.trainer.algorithms.user_functions import AdvantageFunction, Functions, LossFunction
+from agentrl.trainer.averages.noise_scale import Estimates
 from agentrl.trainer.batches.advantage_facts import gather_facts
 from agentrl.trainer.batches.leased_batch import LeasedBatch
 from agentrl.trainer.batches.share import Share
@@ -300,7 +301,10 @@ def learn(
     )
     t.ahead = t.ahead or read_ahead(t)
     t.ahead.start()
+    noise, measured = t.models.noise, None if t.models.noise is None else Estimates()
     lr = policy_rate(batch.step, t.config.steps, config)
+    if noise is not None and config.noise_scale is not None:
+        lr *= noise.factor(config.noise_scale.reference_batch, config.noise_scale.power)
     set_learning_rate(t.optimizer, lr)
     if t.models.critic:
         set_learning_rate(t.models.critic.optimizer, critic_rate(batch.step, t.config.steps, config))
@@ -323,7 +327,11 @@ def learn(
         gaps,
         only_critic=batch.step <= config.critic_warmup_steps,
         teachers=t.models.teachers,
+        noise=measured,
     )
+    if noise is not None and measured is not None:
+        noise.add(measured)
+        metrics |= {} if noise.value is None else {"noise_scale": noise.value}
     after_step(t.models, batch.step, config, metrics)
     controlled = {} if t.models.kl_coef is None else {"kl_coef": config.algorithm.kl_coef}
     return share, metrics | controlled | {"lr": lr}, facts, gaps

@@ -13,6 +13,7 @@ A batch without any advantage changes nothing.
 from __future__ import annotations
 
 import math
+import random
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -21,6 +22,7 @@ import torch
 from agentrl.configs.trainer_config import TrainerConfig
 from agentrl.trainer.algorithms.aggregation import Totals
 from agentrl.trainer.algorithms.user_functions import LossFunction
+from agentrl.trainer.averages.noise_scale import Estimates, estimate
 from agentrl.trainer.batches.share import Pack, Share, built, minibatch_packs, share_of
 from agentrl.trainer.batches.step_times import StepTimes
 from agentrl.trainer.batches.token_choice import Scored, choose_tokens, counted
@@ -36,7 +38,7 @@ from agentrl.trainer.models.critic import Learner, explained_variance
 from agentrl.trainer.models.policy import Body, Policy
 from agentrl.trainer.models.sharding import backward, reshard
 from agentrl.trainer.nonfinite import NonFinite, OnNonFinite, culprits, stop
-from agentrl.trainer.optimizer import clip_gradients
+from agentrl.trainer.optimizer import clip_gradients, gradient_norm
 from agentrl.trainer.packing import Microbatch, Sample
 from agentrl.trainer.parallel.tensor_parallel import average_replicated
 from agentrl.trainer.recurrence.carrying import carriers
@@ -68,6 +70,7 @@ class Update:
     call_gaps: CallGaps | None = None
     times: StepTimes = field(kw_only=True)
     only_critic: bool = False
+    noise: Estimates | None = None  # where the noise scale is measured
 
     @property
     def models(self) -> list[tuple[str, Body, torch.optim.Optimizer]]:
@@ -110,12 +113,14 @@ def update_policy(
     *,
     only_critic: bool = False,
     teachers: Mapping[str, Policy] | None = None,
+    noise: Estimates | None = None,
 ) -> Metrics:
     """Train on samples, sampled by weights up to `version`; `ages` maps each version that sampled them to its age.
     `samples` is this rank's share of them, or all samples on every rank. `loss` is the user's, in place of the
     algorithm's. `token_facts` gets the tokens of finite minibatches, `call_gaps` how far their calls' logprobs are
     from the engine's, and `times` the time of each part. With `only_critic` the policy is measured and stays.
-    `teachers` are those whose distributions the loss may compare, by name.
+    `teachers` are those whose distributions the loss may compare, by name. `noise` gets estimates of the gradient's
+    noise, from minibatches with several microbatches, whose order is then random.
 
     A minibatch whose loss or gradient is not finite changes nothing and enters no metric: `on_nonfinite` is called with
     the `NonFinite`, and may raise. Returns the metrics, equal on every rank. Collective.
@@ -141,6 +146,7 @@ def update_policy(
         call_gaps=call_gaps,
         times=times,
         only_critic=only_critic,
+        noise=noise,
     )
     with times.reading("build"):
         work = plan_update(share, budget, config, world)
@@ -191,14 +197,17 @@ def learn(update: Update, work: Plan) -> None:
     """Make one optimizer step for each minibatch, unless it is not finite. Collective."""
     count = len(work.minibatches)
     update.grad_norms = {name: [] for name, *_ in update.learning}
-    for done, packs in enumerate(work.minibatches):
+    for done, of_minibatch in enumerate(work.minibatches):
+        packs = of_minibatch if update.noise is None else _shuffled(of_minibatch, f"{update.passes.version}/{done}")
         _choose_tokens(update, packs, done / count)
         totals = _plus(counted(packs, update.passes.algorithm, update.world), work.silent_totals, 1 / count)
-        stats = _accumulate_gradients(update, packs, totals, done / count)
+        stats, first_norm = _accumulate_gradients(update, packs, totals, done / count)
         with update.times.reading("update"):
             finite = _apply_gradients(update, stats, f"minibatch {done + 1} of {count}")
         if finite:
             update.add(stats)
+            if update.noise is not None and first_norm is not None:
+                _add_estimate(update, update.noise, packs, totals, first_norm)
         else:
             update.skipped += 1
     for _, model, _ in update.models:
@@ -223,9 +232,35 @@ def _apply_gradients(update: Update, stats: StepStats, where: str) -> bool:
     return finite
 
 
-def _accumulate_gradients(update: Update, packs: Sequence[Pack], totals: Totals, progress: float) -> StepStats:
-    """Forward and backward of a minibatch's microbatches. Collective."""
+def _shuffled(packs: Sequence[Pack], key: str) -> list[Pack]:
+    """In a random order, the same on every rank: packing puts the longest samples first."""
+    return random.Random(key).sample(list(packs), len(packs))
+
+
+def _add_estimate(update: Update, noise: Estimates, packs: Sequence[Pack], totals: Totals, first_norm: float) -> None:
+    """Add the estimate from the gradients of the first microbatch and of all. Collective.
+
+    Both are parts of one sum: divided by their shares of what the loss is divided by, they are mean gradients. Groups
+    without advantage are counted in neither.
+    """
+    algorithm = update.passes.algorithm
+    first, whole = (counted(part, algorithm, update.world) for part in (packs[:1], packs))
+    by_tokens = algorithm.aggregation == "token_mean"
+    small, big, all_ = (one.tokens if by_tokens else one.sequences for one in (first, whole, totals))
+    if not 0 < small < big:
+        return
+    big_norm = update.grad_norms["grad_norm"][-1] * all_ / big
+    noise.found.append(estimate(first_norm * all_ / small, whole.sequences * small / big, big_norm, whole.sequences))
+
+
+def _accumulate_gradients(
+    update: Update, packs: Sequence[Pack], totals: Totals, progress: float
+) -> tuple[StepStats, float | None]:
+    """Forward and backward of a minibatch's microbatches. Also returns the norm of the policy's gradient after the
+    first of several, where the noise is measured. Collective.
+    """
     stats, algorithm, times = StepStats(), update.passes.algorithm, update.times
+    first_norm: float | None = None
     for i, (_, m) in enumerate(update.built(packs), 1):
         more = update.config.keep_gathered and i < len(packs)
         with times.reading("forward"), torch.set_grad_enabled(not update.only_critic):
@@ -233,13 +268,16 @@ def _accumulate_gradients(update: Update, packs: Sequence[Pack], totals: Totals,
         if not update.only_critic:
             with times.reading("backward"):
                 backward(update.passes.policy, loss, update.world, more=more)
+            if update.noise is not None and i == 1 < len(packs):
+                with times.reading("update"):
+                    first_norm = float(gradient_norm(update.passes.policy))
         if update.learner:
             critic = update.learner.critic
             with times.reading("forward"):
                 loss = value_loss(critic, m, totals, algorithm, stats)
             with times.reading("backward"):
                 backward(critic, loss, update.world, more=more)
-    return stats
+    return stats, first_norm
 
 
 def _plus(totals: Totals, rest: Totals, share: float) -> Totals:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -32,8 +33,17 @@ def export(
         str | None,
         typer.Option(help="Write a checkpoint as a Hugging Face folder: a step, latest or best.", show_default=False),
     ] = None,
+    merge: Annotated[
+        str | None,
+        typer.Option(
+            help="Write the mean of checkpoints: 100,200,latest, or weighted, 100:1,200:3.", show_default=False
+        ),
+    ] = None,
+    average: Annotated[
+        bool, typer.Option("--average", help="Of a checkpoint, take the running average of the weights.")
+    ] = False,
     to: Annotated[
-        Path | None, typer.Option("--to", help="Folder to create (--checkpoint).", show_default=False)
+        Path | None, typer.Option("--to", help="Folder to create (--checkpoint, --merge).", show_default=False)
     ] = None,
     model: Annotated[
         Path | None,
@@ -47,12 +57,15 @@ def export(
     Works while the run is active. The output is atomic: it appears complete or not at all. --checkpoint latest --to
     FOLDER writes a folder for transformers and engines from the sharded files, tensor by tensor, without a GPU.
     """
-    if checkpoint is not None:
+    if checkpoint is not None or merge is not None:
+        given = "--checkpoint" if checkpoint is not None else "--merge"
         if to is None or out is not None:
-            raise UserError("--checkpoint needs --to FOLDER, and no --out")
+            raise UserError(f"{given} needs --to FOLDER, and no --out")
+        if merge is not None and (checkpoint is not None or adapter):
+            raise UserError("--merge goes without --checkpoint and --adapter: the mean of adapters is no adapter")
         with opened(run, database_url) as store:
-            return _export_checkpoint(store, checkpoint, to, model, merged=not adapter, verify=verify, force=force)
-    if out is None or to is not None:
+            return _export_model(store, checkpoint, merge, to, model, average, not adapter, verify, force)
+    if out is None or to is not None or average:
         raise UserError("give --out FILE for rows, or --checkpoint STEP --to FOLDER for a model")
     from agentrl.cli.progress_bar import bar
     from agentrl.domain.selection import Selection, require_choice
@@ -75,10 +88,18 @@ def export(
     say(f"{written.rows:,} {what}, {written.bytes:,} bytes: {written.path}")
 
 
-def _export_checkpoint(
-    store: Store, which: str, to: Path, model: Path | None, *, merged: bool, verify: bool, force: bool
+def _export_model(
+    store: Store,
+    which: str | None,
+    merge: str | None,
+    to: Path,
+    model: Path | None,
+    average: bool,
+    merged: bool,
+    verify: bool,
+    force: bool,
 ) -> None:
-    """Write a checkpoint of the selected run as a folder. Raises UserError and StoreError."""
+    """Write a checkpoint of the selected run, or the mean of several, as a folder. Raises UserError and StoreError."""
     from agentrl.configs.run_config import RunConfig
     from agentrl.export import exported_model
     from agentrl.trainer.stored_lineage import StoredLineage
@@ -89,6 +110,13 @@ def _export_checkpoint(
     if not base_model.is_dir():
         raise UserError(f"the run's base model {base_model} is not on this machine: give its folder with --model")
     lineage = StoredLineage.of(store.database, config)
-    found = exported_model.choose(config, lineage, which, store.location.folder or config.run_dir)
-    written = exported_model.write(found, to, config, base_model, merged=merged, verify=verify, force=force)
-    say(f"step {written.step}, {written.bytes:,} bytes: {written.path}")
+    choose = partial(exported_model.choose, config, lineage, run_dir=store.location.folder or config.run_dir)
+    how = {"average": average, "verify": verify, "force": force}
+    if which is not None:
+        written = exported_model.write(choose(which), to, config, base_model, merged=merged, **how)
+    else:
+        assert merge is not None
+        found = [(choose(one, option="--merge"), weight) for one, weight in exported_model.weighted(merge)]
+        written = exported_model.write_mean(found, to, config, base_model, **how)
+    of = f"step {written.steps[0]}" if which is not None else f"mean of steps {', '.join(map(str, written.steps))}"
+    say(f"{of}, {written.bytes:,} bytes: {written.path}")

@@ -27,6 +27,25 @@ class EvalSampling(Section):
     """Upper bound on the new tokens of a call; the agent may request fewer."""
 
 
+class BestOfConfig(Section):
+    """A figure of choosing among a task's samples by a score: `best_of@k` ([several
+    samples](evaluation.md#several-samples)). Needs `samples` of at least 2.
+    """
+
+    by: Annotated[str, Field(min_length=1, max_length=100)]
+    """What scores the samples: the name of a reward (a component of `reward`; `NAME` includes `NAME.KEY`), or of a
+    number that episodes [measure](workflows.md#metrics), such as a component with `weight: 0`.
+    """
+    rewards: Annotated[list[str], Field(min_length=1, max_length=64)] | None = None
+    """The names of the rewards that make up the true reward of a sample; null: all rewards but `by`."""
+
+    @model_validator(mode="after")
+    def _the_score_is_not_the_truth(self) -> BestOfConfig:
+        if self.rewards is not None and self.by in self.rewards:
+            raise ValueError(f"rewards: {self.by!r} is the score to choose by; name the rewards that judge the choice")
+        return self
+
+
 UNSEEN = "unseen"
 """The setting of `unseen_tasks`."""
 
@@ -42,6 +61,8 @@ class EvalConfig(Section):
     """A second held-out task set, for example with new phrasings; sampled as in the first setting."""
     samples: Positive = 1
     """Episodes per task and setting; a task's result is their mean."""
+    best_of: BestOfConfig | None = None
+    """Report the true reward of the sample that a score chooses among k; null: it is not reported."""
     every: Positive | None = None
     """Steps between evaluations; null: evaluate before the first step and after the last only."""
     hold: bool = False
@@ -63,6 +84,12 @@ class EvalConfig(Section):
     def _no_setting_is_called_unseen(self) -> EvalConfig:
         if self.unseen_tasks is not None and UNSEEN in self.settings:
             raise ValueError(f"settings.{UNSEEN}: the name is reserved for unseen_tasks")
+        return self
+
+    @model_validator(mode="after")
+    def _there_is_a_choice(self) -> EvalConfig:
+        if self.best_of is not None and self.samples < 2:
+            raise ValueError("best_of: chooses among a task's samples: set samples to at least 2")
         return self
 
     @property

@@ -130,6 +130,36 @@ class RunConfig(Section):
         return self
 
     @model_validator(mode="after")
+    def _replays_can_be_young(self) -> RunConfig:
+        if self.rollout.replay is not None and self.steps and not self.trainer.max_staleness:
+            raise ValueError(
+                "rollout.replay: trains tokens that are at least one version old; set trainer.max_staleness to at "
+                "least 1"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _samples_are_chosen_by_a_known_score(self) -> RunConfig:
+        best_of = self.evaluation.best_of
+        own_agent = not (self.agent is None or (isinstance(self.agent, str) and ":" not in self.agent))
+        if best_of is None or self.reward is None or own_agent:
+            return self  # such agents name rewards and numbers themselves
+        functions = self.reward.functions
+        for field, name in [("by", best_of.by), *[("rewards", name) for name in best_of.rewards or ()]]:
+            counted = [known for known, one in functions.items() if field == "by" or one.weight]
+            if not any(name == known or name.startswith(f"{known}.") for known in counted):
+                raise ValueError(
+                    f"evaluation.best_of.{field}: no component of reward is called {name!r}"
+                    f"{did_you_mean(name, counted)}; there are {', '.join(counted)}"
+                )
+        if best_of.rewards is None and not any(one.weight for name, one in functions.items() if name != best_of.by):
+            raise ValueError(
+                f"evaluation.best_of.by: {best_of.by!r} is the only reward, so the choice would be judged by its own "
+                "score (best@k is reported in any case): add a component that judges"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _lag_is_within_the_staleness(self) -> RunConfig:
         lag, bound = self.publish.lag, self.trainer.max_staleness
         if self.steps and lag > bound:
@@ -172,10 +202,11 @@ class RunConfig(Section):
 
     @model_validator(mode="after")
     def _groups_have_as_many_as_the_objective_counts(self) -> RunConfig:
-        algorithm, size = self.trainer.algorithm, self.rollout.group_size
+        algorithm, size = self.trainer.algorithm, self.rollout.least_group_size
         if self.steps and algorithm.baseline == "max_at_k" and algorithm.best_of > size:
+            field = "group_size" if self.rollout.adaptive_group is None else "adaptive_group.least"
             raise ValueError(
-                f"trainer.algorithm.best_of: {algorithm.best_of} is more than rollout.group_size: {size}; "
+                f"trainer.algorithm.best_of: {algorithm.best_of} is more than rollout.{field}: {size}; "
                 "the maximum of best_of episodes is estimated from one group"
             )
         return self

@@ -186,6 +186,28 @@ class AlarmConfig(Section):
         return self
 
 
+class AverageConfig(Section):
+    """A running average of the policy's weights ([average](trainer.md#average-of-the-weights))."""
+
+    decay: Annotated[float, Field(gt=0, lt=1)] = 0.99
+    """d in θ̄ ← d·θ̄ + (1 − d)·θ after each step: weights of 1/(1 − d) steps ago count 1/e as much as the newest."""
+
+
+class NoiseScaleConfig(Section):
+    """The noise scale of gradients, measured, and a learning rate that follows it ([noise
+    scale](trainer.md#noise-scale-of-the-gradient)). Needs several microbatches for each optimizer update.
+    """
+
+    reference_batch: Positive | None = None
+    """Trajectories of an optimizer update for which `lr` was chosen: the rate is adapted to the actual number, as the
+    noise scale says. null: measure only.
+    """
+    power: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """Power of the factor of the learning rate; for Adam 1/2 to 1."""
+    decay: Annotated[float, Field(ge=0, lt=1)] = 0.95
+    """Weight of the steps before in the running averages."""
+
+
 class TokenFactsConfig(Section):
     """Facts of single tokens that the trainer keeps in the store: logprob, entropy, ratio, advantage, …"""
 
@@ -280,6 +302,19 @@ class TrainerConfig(UpdateConfig):
     """
     keep_models: Positive | None = None
     """Number of newest folders in `models/` to keep; null: all."""
+    average: AverageConfig | None = None
+    """Keep a running average of the weights in the checkpoints, for `agentrl export --average`. It takes the memory of
+    one float32 copy of the trained weights, divided among the ranks as they are; null: none is kept.
+    """
+
+    noise_scale: NoiseScaleConfig | None = None
+    """Measure the noise scale of the policy's gradient; null: no."""
+
+    @model_validator(mode="after")
+    def _gradients_are_reduced_in_between(self) -> Self:
+        if self.noise_scale is not None and self.keep_gathered:
+            raise ValueError("noise_scale needs the gradient of the first microbatch: set keep_gathered to false")
+        return self
 
     @model_validator(mode="after")
     def _critic_is_asked_for(self) -> Self:

@@ -1,6 +1,6 @@
 """The tasks of a source, read in batches; and short lists of tasks, for evaluation.
 
-files ──► rows ──► limit ──► Shape ──► JSON text, in batches of bounded size
+files ──► rows ──► limit ──► Shape ──► (in order of difficulty) ──► JSON text, in batches of bounded size
 """
 
 from __future__ import annotations
@@ -66,10 +66,13 @@ class TaskStream:
             pass
 
     def batches(self, read: int = 0) -> Iterator[Batch]:
-        """The tasks behind the first `read` rows. The last batch may be empty. Raises UserError."""
+        """The tasks behind the first `read` rows, or of a source with an order behind the first `read` tasks. The last
+        batch may be empty. Raises UserError.
+        """
         texts: list[str] = []
         size, started = 0, read
-        for text in self._texts(read):
+        order = self._source.order
+        for text in self._texts(read) if order is None else self._in_order(order.by)[read:]:
             read += 1
             if text is not None:
                 texts.append(text.decode())
@@ -82,6 +85,17 @@ class TaskStream:
     def tasks(self, limit: int) -> list[Json]:
         """At most `limit` tasks from the start."""
         return [orjson.loads(text) for text in islice((text for text in self._texts(0) if text is not None), limit)]
+
+    def _in_order(self, field: str) -> list[bytes]:
+        """All tasks, those with the smallest number first; of equal ones, those that the source has first."""
+        found: list[tuple[float, int, bytes]] = []
+        for number, text in enumerate(self._texts(0)):
+            if text is not None:
+                value = orjson.loads(text).get(field)
+                if isinstance(value, bool) or not isinstance(value, int | float):
+                    raise UserError(f"{self._field}: order.by: task {number + 1} has no number in its field {field!r}")
+                found.append((value, number, text))
+        return [text for _, _, text in sorted(found)]
 
     def _texts(self, read: int) -> Iterator[bytes | None]:
         """Rows as tasks, behind the first `read` rows; None for a row that is left out."""

@@ -13,6 +13,7 @@ from statistics import fmean
 from typing import Any, Self
 
 from agentrl.domain import intervals, sample_metrics
+from agentrl.domain.sample_metrics import Scored
 from agentrl.domain.schemas import Json, SessionStatus
 from agentrl.domain.session_stats import frequent_means
 from agentrl.domain.ties import TIE
@@ -94,6 +95,7 @@ class Tries:
 
     reward: float | None = None  # of the completed session
     answer: str | None = None  # of the completed session
+    scored: Scored | None = None  # of the completed session, where samples are chosen by a score
     failed: int = 0  # sessions that failed although every call was answered
     faults: int = 0  # sessions that failed before any call, or with a call that was not answered
     abandoned: int = 0  # sessions whose worker died or was stopped
@@ -116,7 +118,7 @@ class Tries:
 
 def tries(rows: Iterable[Json]) -> dict[Episode, Tries]:
     """The tries of each episode, from rows of one evaluation: `{"evaluation", "status", "fault", "reward"}`, and
-    `answer` if there is one.
+    `answer` and `best_of` (`{"score", "reward"}`) if there are.
     """
     found: dict[Episode, Tries] = {}
     for row in rows:
@@ -126,6 +128,8 @@ def tries(rows: Iterable[Json]) -> dict[Episode, Tries]:
         if row["status"] == SessionStatus.COMPLETED:
             if of_episode.reward is None:
                 of_episode.reward, of_episode.answer = row["reward"], row.get("answer")
+                if (found_best := row.get("best_of")) is not None:
+                    of_episode.scored = Scored(found_best["score"], found_best["reward"])
         elif row["status"] == SessionStatus.FAILED:
             of_episode.faults += row["fault"]
             of_episode.failed += not row["fault"]
@@ -145,6 +149,7 @@ class Result:
     stats: dict[str, list[float]] = field(default_factory=dict)  # name → the values of the completed sessions
     sources: dict[int, str] = field(default_factory=dict)  # task → its source, in an evaluation of several sources
     answers: dict[int, list[str | None]] = field(default_factory=dict)  # task → answers of its samples, as `rewards`
+    choices: dict[int, list[Scored]] = field(default_factory=dict)  # task → scores of its samples, as `rewards`
 
     def as_json(self) -> Json:
         """The mean reward with its interval (null if all samples are left out), and the counts behind it."""
@@ -164,6 +169,7 @@ class Result:
         """The mean reward of these tasks with its interval, and the counts behind it."""
         rewards = [self.rewards[task] for task in tasks]
         answers = [self.answers.get(task, [None] * len(self.rewards[task])) for task in tasks]
+        choices = [self.choices.get(task, [Scored(None, 0.0)] * len(self.rewards[task])) for task in tasks]
         mean = intervals.of_rewards(rewards) if rewards else None
         return {
             "reward": mean and mean.mean,
@@ -172,7 +178,7 @@ class Result:
             "perfect": mean and fmean(fmean(r >= 1.0 - TIE for r in samples) for samples in rewards),
             "tasks": len(rewards),
             "episodes": sum(map(len, rewards)),
-            **({"samples": found} if (found := sample_metrics.of_tasks(rewards, answers)) else {}),
+            **({"samples": found} if (found := sample_metrics.of_tasks(rewards, answers, choices)) else {}),
         }
 
 
@@ -229,6 +235,7 @@ def _evaluation(label: Label, rows: list[Json]) -> Evaluation:
             else:
                 result.rewards.setdefault(episode.index, []).append(of_episode.result)
                 result.answers.setdefault(episode.index, []).append(of_episode.answer)
+                result.choices.setdefault(episode.index, []).append(of_episode.scored or Scored(None, 0.0))
                 result.failed += of_episode.reward is None
     for row in rows:
         of_row = Label.of(row)
@@ -259,10 +266,10 @@ def figure(found: Json, form: str = ".3f") -> str:
 
 
 def _of_samples(found: Json) -> str:
-    """pass@k and maj@k for the largest k, where tasks have several samples."""
+    """pass@k, maj@k and best_of@k for the largest k, where tasks have several samples."""
     figures = [
         (kind, *list(found["samples"][kind].items())[-1])
-        for kind in ("pass", "maj")
+        for kind in ("pass", "maj", "best_of")
         if kind in found.get("samples", {})
     ]
     return "".join(f", {kind}@{k} {value:.3f}" for kind, k, value in figures)

@@ -18,6 +18,8 @@ LONGEST_STAT = 100
 """Characters of a name."""
 LARGEST_VALUE = 1e100
 """Largest absolute value."""
+OF_REWARDS = "reward"
+"""The first part of the names of numbers that reward components measure."""
 ROLLOUT, EVALUATION = "rollout", "eval-rollout"
 """The first part of a metric's name."""
 

@@ -6,12 +6,15 @@ Cursor c of a run with several sources is draw d of one of them (`pick`); a draw
     c ── pick: a seeded cycle in which each source has its share ──► (source, d)
     d ── position: pass 0 shuffles block by block, later passes shuffle all tasks ──► task
 
+A source in ascending order of difficulty is drawn from a window that rises instead (`rising`).
+
 Nothing depends on how many tasks are stored, except whether a task is there yet. So the order is the same whether the
 tasks were all stored before the run began, while it went on, or after a crash.
 """
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Sequence
 from functools import lru_cache
@@ -85,6 +88,22 @@ def position(draw: int, *, stored: int, complete: bool, block: int, key: str) ->
     if start + size > stored:
         return None
     return start + shuffled(offset - start, size, f"{key}/0/{start}")
+
+
+def rising(draw: int, *, stored: int, width: float, over: int, key: str) -> tuple[int, int]:
+    """The pass and the position of a draw of a source of `stored` tasks in ascending order, all of which are there.
+
+    The first `over` draws, pass 0, are from a window of w = ⌈width · stored⌉ tasks. It begins at the task nearest to
+    (stored − w) · draw / (over − 1): at the first draw it has the w easiest tasks, at the last one the w hardest.
+    Each draw takes any task of its window, by a keyed hash. Later passes shuffle all tasks.
+    """
+    if draw >= over:
+        number, offset = divmod(draw - over, stored)
+        return number + 1, shuffled(offset, stored, f"{key}/{number + 1}")
+    size = min(stored, max(1, math.ceil(width * stored - 1e-9)))
+    start = (2 * (stored - size) * draw + over - 1) // max(1, 2 * (over - 1))
+    digest = blake2b(f"{key}/window/{draw}".encode(), digest_size=8).digest()
+    return 0, start + int.from_bytes(digest, "little") % size
 
 
 def shuffled(index: int, size: int, key: str) -> int:

@@ -60,7 +60,7 @@ async def play(
     """
     session_id = str(session["session_id"])
     result = Result()
-    extra |= {"group_id": session.get("group_id") or session_id}
+    extra |= {"group_id": session.get("group_id") or session_id, "group_size": session.get("group_size", 1)}
     error: str | None = None
     limit: asyncio.Timeout | None = None  # None until the agent has a place
     try:

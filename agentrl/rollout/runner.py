@@ -84,8 +84,9 @@ def is_finished(run: Mapping[str, Any]) -> bool:
 
 
 def sessions_of(group: Json) -> list[Json]:
-    """The sessions of a started group (`POST /groups`), each with the group's id."""
-    return [session | {"group_id": group["group_id"]} for session in group["sessions"]]
+    """The sessions of a started group (`POST /groups`), each with the group's id and its number of sessions."""
+    of_group = {"group_id": group["group_id"], "group_size": len(group["sessions"])}
+    return [session | of_group for session in group["sessions"]]
 
 
 async def _play_group(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, Row, func, select
@@ -10,6 +11,7 @@ from sqlalchemy import ColumnElement, Connection, Row, func, select
 from agentrl.configs.run_config import RunConfig
 from agentrl.domain import evaluation
 from agentrl.domain.evaluation import Evaluation, Label
+from agentrl.domain.sample_metrics import scored
 from agentrl.domain.schemas import ENDED, InteractionStatus, Json, SessionStatus, VersionState
 from agentrl.store import runs
 from agentrl.store.db import codec
@@ -27,7 +29,8 @@ def episodes(conn: Connection, run_id: str, *, version: int | None = None, since
     sampled them.
 
     Only those of `version`, if given; only those begun at about `since` or later. Sessions of outside programs are
-    included. `fault` marks a failed session whose calls were not all answered, or that made none.
+    included. `fault` marks a failed session whose calls were not all answered, or that made none. With
+    `evaluation.best_of`, a completed session has `best_of`, its score and its true reward.
     """
     if version is not None:
         known = runs.version(conn, run_id, version)
@@ -62,6 +65,7 @@ def episodes(conn: Connection, run_id: str, *, version: int | None = None, since
         .group_by(sessions.c.group_id)
     )
     versions = {group_id: (low, high) for group_id, low, high in spans}  # calls of sub-agents included
+    best_of = (runs.get(conn, run_id).config.get("evaluation") or {}).get("best_of")
     found = []
     for row in rows:
         low, high = versions.get(row.group_id, (None, None))
@@ -69,6 +73,9 @@ def episodes(conn: Connection, run_id: str, *, version: int | None = None, since
         of_row = {"session_id": row.id, "status": row.status, "reward": facts[row.id].total, "answer": row.answer}
         of_row |= {"version_min": low, "version_max": high}
         of_row |= {"stats": row.stats} if row.stats else {}
+        if best_of is not None and row.status == SessionStatus.COMPLETED:
+            rewards = {name: own.total for name, own in facts[row.id].named.items()}
+            of_row["best_of"] = asdict(scored(rewards, row.stats or {}, best_of["by"], best_of.get("rewards")))
         found.append({**dict(row.metadata), **of_row, "fault": row.status == SessionStatus.FAILED and fault})
     return found
 

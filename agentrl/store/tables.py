@@ -5,7 +5,7 @@
           ├─ tasks ── groups ── sessions ─┬─ interactions ── interaction_data, routed_experts
           │                               ├─ rewards, unsent_traces
           │                               └─ trajectories ── trajectory_interactions → interactions
-          ├─ steps ─┬─ step_trajectories, token_facts → trajectories
+          ├─ steps ─┬─ step_trajectories, replays, token_facts → trajectories
           │         └─ checkpoints
           ├─ parts ── part_ranks
           └─ engines, memory_leases, heartbeats, events, keys, contents
@@ -122,6 +122,7 @@ task_sources = Table(
     Column("rows_read", Integer, nullable=False),  # rows of the source, those that were left out included
     Column("complete", Boolean, nullable=False),
     Column("content", JSON),  # what identifies the files that are read
+    Column("window", JSON),  # width and over of a source in ascending order, from whose rising window tasks are drawn
 )
 
 groups = Table(
@@ -488,6 +489,14 @@ step_trajectories = Table(
     Column("staleness_max", Integer, nullable=False),
     Column("staleness_mean", Float, nullable=False),
     Column("tokens_trained", Integer, nullable=False),
+)
+
+replays = Table(  # trajectories of groups that a later step than the one of their lease trains once more
+    "replays",
+    metadata,
+    Column("step_id", ForeignKey("steps.id"), primary_key=True),
+    Column("trajectory_id", ForeignKey("trajectories.id"), primary_key=True, index=True),
+    Column("stale", Boolean, nullable=False),  # too old at this step: its reward stays in the baseline
 )
 
 token_facts = Table(

@@ -25,6 +25,7 @@ from agentrl.store.tables import runs, task_sources, tasks
 RETRY_AFTER_S = 0.5
 NOT_STORED = "task_not_stored"
 """The code of the refusal while the next task is not stored yet."""
+OF_SOURCE = ("name", "weight", "block", "content", "window")
 COLUMNS = ("id", "run_id", "position", "data")
 MOST = 2**31 // MAX_SOURCES
 """Tasks that a source may have, so that a position fits into its column."""
@@ -40,6 +41,7 @@ class NewSource:
     weight: float = 1.0
     block: int = BLOCK
     content: Json | None = None
+    window: Json | None = None  # width and over of `domain.task_order.rising`
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +56,7 @@ def add_sources(conn: Connection, run_id: str, sources: Sequence[NewSource]) -> 
     """Insert the sources of a new run, without tasks."""
     empty: Json = {"run_id": run_id, "stored": 0, "rows_read": 0, "complete": False}
     rows = [
-        {**empty, "source": number, "name": s.name, "weight": s.weight, "block": s.block, "content": s.content}
+        {**empty, "source": number, **{name: getattr(s, name) for name in OF_SOURCE}}
         for number, s in enumerate(sources)
     ]
     conn.execute(insert(task_sources), rows)
@@ -143,9 +145,15 @@ def draw(conn: Connection, run_id: str, cursor: int, seed: int) -> Draw:
     source = found[number] if found else None
     if source is None or (source.complete and not source.stored):
         raise RequestError(409, "this run has no tasks: open sessions with POST /sessions", code="no_tasks")
-    if source.block == 0:
+    number_of_pass = nth // source.stored if source.complete else 0
+    if source.window is not None:
+        position: int | None = None
+        if source.complete:
+            how = {"width": source.window["width"], "over": source.window["over"], "key": f"{seed}/{number}"}
+            number_of_pass, position = task_order.rising(nth, stored=source.stored, **how)
+    elif source.block == 0:
         number_of_pass, offset = divmod(nth, source.stored)
-        position: int | None = _order_of_old_runs(seed, number_of_pass, source.stored)[offset]
+        position = _order_of_old_runs(seed, number_of_pass, source.stored)[offset]
     else:
         position = task_order.position(
             nth, stored=source.stored, complete=source.complete, block=source.block, key=f"{seed}/{number}"
@@ -158,7 +166,6 @@ def draw(conn: Connection, run_id: str, cursor: int, seed: int) -> Draw:
             retry_after_s=RETRY_AFTER_S,
         )
     this = (tasks.c.run_id == run_id, tasks.c.position == position * len(found) + number)
-    number_of_pass = nth // source.stored if source.complete else 0
     return Draw(conn.execute(select(tasks).where(*this)).one(), number_of_pass)
 
 

@@ -84,7 +84,7 @@ async def start_group(body: GroupBody, request: Request) -> Json:
     await app_parts.access(request).require(request, Power.RUN, Power.ADMIN)
     store, live = app_parts.store(request), app_parts.context(request).sessions
     base = app_parts.public_address(request).base(request)
-    size = body.size if body.is_eval else store.limits.group_sessions
+    size = body.size if body.is_eval else store.limits.most_sessions
     start = (
         await authentication.start_of(request, store.run_id)
         if body.claim is None
@@ -116,8 +116,8 @@ async def start_group(body: GroupBody, request: Request) -> Json:
             owner=body.owner,
             start_digest=start.digest,
         )
-    opened = list(zip(group.session_ids, new_keys, strict=True))
-    baseline = size - 1 if store.limits.greedy_baseline and not body.is_eval else None
+    opened = list(zip(group.session_ids, new_keys, strict=False))  # an adaptive group may need fewer keys
+    baseline = len(opened) - 1 if store.limits.greedy_baseline and not body.is_eval else None
     for i, (session_id, key) in enumerate(opened if group.new else ()):
         own_sampling = sampling if body.is_eval else None
         live.opened(session_id, key, is_eval=body.is_eval, sampling=own_sampling, is_baseline=i == baseline)

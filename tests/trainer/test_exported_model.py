@@ -16,10 +16,12 @@ from safetensors.torch import load_file
 from sqlalchemy import text
 
 from agentrl.configs.evaluation_config import EvalConfig
+from agentrl.configs.trainer_config import AverageConfig
 from agentrl.errors import StoreError, UserError
 from agentrl.export import exported_model
 from agentrl.trainer.checkpoints import checkpoint_folders
 from agentrl.trainer.checkpoints.checkpoint import META
+from agentrl.trainer.checkpoints.checkpoint_tensors import CheckpointTensors
 from agentrl.trainer.stored_lineage import StoredLineage
 from agentrl.trainer.training_run import TrainingRun
 from agentrl.trainer.weights import streamed_model
@@ -75,10 +77,10 @@ def test_a_folder_is_written_while_the_run_trains(
             written = exported_model.write(
                 found, tmp_path / f"out-{found.record.step}", setup.config, base, verify=True
             )
-            assert written.step == batch.step - 1
+            assert written.steps == (batch.step - 1,)
             assert written.bytes > 10_000
             trained = {name: p.detach().clone() for name, p in run._t.policy.trainable()}
-            expected[written.step] = trained
+            expected[written.steps[0]] = trained
         return real(run, batch)
 
     monkeypatch.setattr(TrainingRun, "update", update)
@@ -132,3 +134,59 @@ def test_the_command_needs_neither_a_trainer_nor_its_ranks(setup: Setup, tmp_pat
     refused = subprocess.run([*command[:-4], "--out", "x"], capture_output=True, text=True, check=False)
     assert refused.returncode == 2
     assert "--checkpoint needs --to FOLDER" in refused.stderr
+    merge = [*command[:-6], "--merge", "3:1,4:3", "--to", str(tmp_path / "mean"), "--model", str(setup.model)]
+    done = subprocess.run(merge, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("mean of steps 3, 4, ")
+    refused = subprocess.run([*merge, "--adapter"], capture_output=True, text=True, check=False)
+    assert refused.returncode == 2
+    assert "--merge goes without" in refused.stderr
+
+
+def test_the_average_and_the_mean_of_checkpoints_are_written(setup: Setup, tmp_path: Path) -> None:
+    average = AverageConfig(decay=0.5)
+    assert setup.train(keep_checkpoints=9, average=average)
+    trainer = setup.config.trainer.model_copy(update={"average": average})
+    config = setup.config.model_copy(update={"trainer": trainer})
+    lineage = StoredLineage.of(setup.database, config)
+    found = {step: exported_model.choose(config, lineage, str(step), config.run_dir) for step in range(1, 5)}
+    policy = {step: CheckpointTensors(one.folder, "policy") for step, one in found.items()}
+
+    written = exported_model.write(found[3], tmp_path / "average", config, setup.model, average=True, verify=True)
+    assert written.steps == (3,)
+    files = load_file(tmp_path / "average" / "model.safetensors")
+    for name in policy[3].names:
+        one, two, three = (policy[step].read(name).double() for step in (1, 2, 3))
+        expected = (0.25 * one + 0.5 * two + three) / 1.75
+        torch.testing.assert_close(files[name].double(), expected, rtol=1e-5, atol=1e-7)
+    assert json.loads((tmp_path / "average" / streamed_model.FACTS).read_text())["part"] == "average"
+
+    weighted = [(found[2], 1.0), (found[4], 3.0)]
+    written = exported_model.write_mean(weighted, tmp_path / "mean", config, setup.model, verify=True)
+    assert written.steps == (2, 4)
+    files = load_file(tmp_path / "mean" / "model.safetensors")
+    for name in policy[2].names:
+        expected = 0.25 * policy[2].read(name).double() + 0.75 * policy[4].read(name).double()
+        torch.testing.assert_close(files[name].double(), expected, rtol=1e-5, atol=1e-7)
+    facts = json.loads((tmp_path / "mean" / streamed_model.FACTS).read_text())
+    assert [(one["step"], one["weight"]) for one in facts["mean_of"]] == [(2, 0.25), (4, 0.75)]
+
+    with pytest.raises(UserError, match=r"--average: run test keeps none \(trainer.average is null\)"):
+        exported_model.write(found[3], tmp_path / "none", setup.config, setup.model, average=True)
+    with pytest.raises(UserError, match=r"--merge 7: .* has the checkpoints of steps 1, 2, 3, 4"):
+        exported_model.choose(config, lineage, "7", config.run_dir, option="--merge")
+
+
+def test_checkpoints_to_merge_are_named_with_weights() -> None:
+    assert exported_model.weighted("1,latest") == [("1", 1.0), ("latest", 1.0)]
+    assert exported_model.weighted("1:0.5, best:2") == [("1", 0.5), ("best", 2.0)]
+    for given, said in (
+        ("1", "give 2 to 64 checkpoints"),
+        ("1,2:", "'2:' is no CHECKPOINT"),
+        ("1,2:0", "with a weight above 0"),
+        ("1,2:nan", "'2:nan' is no CHECKPOINT"),
+        ("1,,2", "'' is no CHECKPOINT"),
+        (",".join(["1"] * 65), "give 2 to 64 checkpoints"),
+    ):
+        with pytest.raises(UserError, match=said):
+            exported_model.weighted(given)

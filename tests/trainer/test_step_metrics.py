@@ -10,13 +10,16 @@ from loop_setup import Setup
 
 from agentrl.configs.algorithm import Algorithm
 from agentrl.configs.episodes.reward_config import RewardConfig
+from agentrl.configs.rollout_config import ReplayConfig
 from agentrl.store.training import steps
 from agentrl.trainer.models import run_models
 from agentrl.trainer.run import trainer_start
 
 PAGE = Path(__file__).parents[2] / "docs" / "metrics.md"
-ELSEWHERE = {"mfu", "publish/density", "reward/greedy"}
-"""Metrics of some GPUs, of runs whose versions are compared with the ones before, and of runs with greedy episodes."""
+ELSEWHERE = {"mfu", "publish/density", "reward/greedy", "noise_scale"}
+"""Metrics of some GPUs, of runs whose versions are compared with the ones before, of runs with greedy episodes, and of
+updates in microbatches.
+"""
 
 
 @pytest.fixture
@@ -65,7 +68,9 @@ def test_documented_metrics_are_exactly_those_that_a_step_makes(setup: Setup, mo
         conn.exec_driver_sql("UPDATE interactions SET kv_mixed = true WHERE parent_id IS NOT NULL")
         conn.exec_driver_sql("""UPDATE sessions SET stats = '{"tool_calls": 2.0}'""")
         conn.exec_driver_sql("UPDATE interactions SET engine_url = 'http://e:1', engine_backend = 'vllm'")
-    setup.config = setup.config.model_copy(update={"reward": RewardConfig(function="exact", normalize="running")})
+    rollout = setup.config.rollout.model_copy(update={"replay": ReplayConfig(rate=0.7)})
+    reward = RewardConfig(function="exact", normalize="running")
+    setup.config = setup.config.model_copy(update={"reward": reward, "rollout": rollout})
     algorithm = Algorithm(preset="ppo", kl_coef=0.1, kl_target=0.1, distill_coef=0.1)
     found = made(setup, algorithm=algorithm, teacher=str(setup.model))
     assert {family(name) for metrics in found for name in metrics} == documented() - ELSEWHERE

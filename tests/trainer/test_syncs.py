@@ -57,7 +57,7 @@ def test_no_microbatch_waits_for_the_device(
     microbatches: list[int] = []
     accumulate = update._accumulate_gradients
 
-    def watching(this: Any, batches: Any, *args: Any) -> StepStats:
+    def watching(this: Any, batches: Any, *args: Any) -> tuple[StepStats, float | None]:
         with watched() as found:
             stats = accumulate(this, batches, *args)
         waits.extend(found)

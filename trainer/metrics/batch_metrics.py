@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Protocol
 
 import numpy as np
 from torch import Tensor
 
-from agentrl.domain.batches.outline import BatchOutline
+from agentrl.domain.batches.outline import BatchOutline, Outline
 from agentrl.domain.experts.routed_experts import RouteOrigin
 from agentrl.domain.schemas import TrajectoryTokens
 from agentrl.domain.session_stats import ROLLOUT, frequent_means
@@ -112,8 +112,10 @@ def drift_metrics(gap_S: Tensor, peers: Peers = ALONE) -> Metrics:
 
 
 def batch_metrics(batch: BatchOutline, advantages: AdvantageFacts) -> Metrics:
-    """Metrics that need no model: rewards (one return per episode), advantages, ages, lengths."""
-    returns = np.array(list({t.episode_id: t.episode_return for t in batch.trajectories}.values()))
+    """Metrics that need no model: rewards (one return per episode), advantages, ages, lengths. Rewards and lengths are
+    those of trajectories that are trained for the first time: replays are selected by their reward.
+    """
+    returns = np.array(list({t.episode_id: t.episode_return for t in batch.fresh}.values()))
     return {
         "sessions": float(len(returns)),
         "reward/mean": float(returns.mean()),
@@ -124,7 +126,8 @@ def batch_metrics(batch: BatchOutline, advantages: AdvantageFacts) -> Metrics:
         "truncated_episodes": len({t.episode_id for t in batch.trajectories if t.truncated}) / len(returns),
         **_advantages(batch, advantages),
         **_ages(batch),
-        **_lengths(batch),
+        **_lengths(batch.fresh),
+        **({"replayed_groups": float(len(batch.replayed))} if batch.replayed else {}),
     }
 
 
@@ -187,13 +190,13 @@ def _ages(batch: BatchOutline) -> Metrics:
     }
 
 
-def _lengths(batch: BatchOutline) -> Metrics:
+def _lengths(trajectories: Sequence[Outline]) -> Metrics:
     """Lengths of trajectories: tokens before the first sampled one, sampled tokens, all tokens, calls."""
     measured = {
-        "length/prompt": [int(t.sampled[0, 2]) if len(t.sampled) else t.length for t in batch.trajectories],
-        "length/output": [t.sampled_tokens for t in batch.trajectories],
-        "length/total": [t.length for t in batch.trajectories],
-        "length/turns": [len(t.calls) for t in batch.trajectories],
+        "length/prompt": [int(t.sampled[0, 2]) if len(t.sampled) else t.length for t in trajectories],
+        "length/output": [t.sampled_tokens for t in trajectories],
+        "length/total": [t.length for t in trajectories],
+        "length/turns": [len(t.calls) for t in trajectories],
     }
     return {
         f"{name}_{what}": float(measure(lengths))

@@ -59,7 +59,7 @@ class EvaluationReports:
 
 def metrics(evaluation: Evaluation) -> Metrics:
     """`evaluation/SETTING/FIGURE` and `evaluation/SETTING/SOURCE/FIGURE`, without the bounds of intervals that are
-    unknown. `pass@K`, `best@K` and `maj@K` are figures of several samples. What agents measured is
+    unknown. `pass@K`, `best@K`, `maj@K` and `best_of@K` are figures of several samples. What agents measured is
     `eval-rollout/SETTING/NAME`.
     """
     found: Metrics = {}
@@ -67,7 +67,7 @@ def metrics(evaluation: Evaluation) -> Metrics:
         whole = result.as_json()
         for prefix, of in {name: whole, **{f"{name}/{s}": r for s, r in whole.get("sources", {}).items()}}.items():
             figures = {figure: of[figure] for figure in FIGURES if of[figure] is not None}
-            for kind in ("pass", "best", "maj"):
+            for kind in ("pass", "best", "maj", "best_of"):
                 figures |= {f"{kind}@{k}": value for k, value in of.get("samples", {}).get(kind, {}).items()}
             found |= {f"evaluation/{prefix}/{figure}": float(value) for figure, value in figures.items()}
         found |= {f"{EVALUATION}/{name}/{stat}": mean for stat, mean in whole.get("stats", {}).items()}

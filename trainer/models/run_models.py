@@ -19,6 +19,8 @@ from agentrl.errors import StoreError, UserError
 from agentrl.models import resolve_model
 from agentrl.models.same_tokens import check_same_tokens
 from agentrl.trainer.algorithms.kl import adapted
+from agentrl.trainer.averages.noise_scale import NoiseScale
+from agentrl.trainer.averages.weight_average import WeightAverage
 from agentrl.trainer.checkpoints import checkpoint_reader, checkpoint_writer
 from agentrl.trainer.checkpoints.checkpoint import Checkpoint, Parts
 from agentrl.trainer.distributed import World
@@ -39,6 +41,8 @@ class Models:
     teachers: Mapping[str, Policy] = field(default_factory=dict)  # those that the trainer has, by name
     kl_coef: torch.Tensor | None = None
     """0-dim float64, where a controller changes it (`kl_target`)."""
+    average: WeightAverage | None = None
+    noise: NoiseScale | None = None
 
     def algorithm(self, configured: Algorithm) -> Algorithm:
         """The configured algorithm with the present weight of the divergence."""
@@ -92,7 +96,15 @@ def make_models(base_model: Path, config: TrainerConfig, world: World) -> Models
     }
     begins = config.algorithm.kl_coef if config.algorithm.kl_target else None
     kl_coef = None if begins is None else torch.tensor(begins, dtype=torch.float64)
-    return Models(policy=policy, reference=reference, critic=critic, teachers=teachers, kl_coef=kl_coef)
+    return Models(
+        policy=policy,
+        reference=reference,
+        critic=critic,
+        teachers=teachers,
+        kl_coef=kl_coef,
+        average=None if config.average is None else WeightAverage(policy, config.average.decay),
+        noise=None if config.noise_scale is None else NoiseScale(config.noise_scale.decay),
+    )
 
 
 def _load_teacher(name: str, base_model: Path, policy: Policy, config: TrainerConfig, world: World) -> Policy:
@@ -108,8 +120,10 @@ def _load_teacher(name: str, base_model: Path, policy: Policy, config: TrainerCo
 
 
 def after_step(models: Models, step: int, config: TrainerConfig, metrics: Mapping[str, float]) -> None:
-    """Refresh the reference policy when it is due; control `kl_coef` by the step's metrics."""
+    """Refresh the reference policy when it is due; control `kl_coef` by the step's metrics; average the weights."""
     algorithm = config.algorithm
+    if models.average is not None:
+        models.average.add(models.policy)
     if models.reference and algorithm.kl_refresh_steps and step % algorithm.kl_refresh_steps == 0:
         models.reference.refresh()
     if models.kl_coef is not None and algorithm.kl_target and metrics["tokens_trained"]:
@@ -124,6 +138,8 @@ def parts(models: Models, optimizer: torch.optim.Optimizer, config: TrainerConfi
         found["reference"] = models.reference.tensors
     if models.kl_coef is not None:
         found["kl_controller"] = {"kl_coef": models.kl_coef}
+    for one in (models.average, models.noise):
+        found |= {} if one is None else one.parts()
     if models.critic:
         found |= checkpoint_writer.state_of("critic", models.critic.critic, models.critic.optimizer)
     return found
@@ -141,5 +157,8 @@ def restore(
         checkpoint_reader.fill(found.folder, "reference", models.reference.tensors, world)
     if models.kl_coef is not None:
         checkpoint_reader.fill(found.folder, "kl_controller", {"kl_coef": models.kl_coef}, world)
+    for one in (models.average, models.noise):
+        for name, tensors in ({} if one is None else one.parts()).items():
+            checkpoint_reader.fill(found.folder, name, tensors, world)
     if models.critic:
         checkpoint_reader.restore(found, "critic", models.critic.critic, models.critic.optimizer, world)

@@ -169,7 +169,8 @@ def _loaded(models: Models) -> list[Tensor]:
     """All tensors that the models hold."""
     bodies: list[Any] = [models.policy, *([models.critic.critic] if models.critic else [])]
     held = [t for body in bodies for t in (*body.parameters(), *body.buffers())]
-    return held + (list(models.reference.tensors.values()) if models.reference else [])
+    copies = [copy.tensors.values() for copy in (models.reference, models.average) if copy is not None]
+    return held + [tensor for tensors in copies for tensor in tensors]
 
 
 def world_of(sizes: TrainerSizes) -> AbstractContextManager[World]:

@@ -66,10 +66,10 @@ def reader(t: Trainer) -> BatchReader:
 
 def refused_groups(t: Trainer, found: BatchOutline, should_accept: ShouldAccept | None) -> dict[str, str]:
     """Group → why it does not train. Reads the whole batch where `should_accept` must see it. On rank 0."""
-    reasons = over_budget.refused_groups(t, found.trajectories)
+    reasons = over_budget.refused_groups(t, found.fresh)  # replays were accepted before
     if should_accept is None:
         return reasons
-    return reasons | refused(reader(t).read(found.trajectories), should_accept)
+    return reasons | refused(reader(t).read(found.fresh), should_accept)
 
 
 def refused(batch: Iterable[TrajectoryTokens], should_accept: ShouldAccept) -> dict[str, str]:

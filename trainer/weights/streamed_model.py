@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -31,6 +31,8 @@ from agentrl.versions.tensor_header import Entry, read_header
 
 FACTS = "checkpoint.json"
 """The file in an exported folder that says from which checkpoint it was made."""
+POLICY = "policy"
+"""The part of a checkpoint that has the policy's parameters."""
 TYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 CHUNK = 8 << 20
 TAKEN_APART = 2
@@ -38,19 +40,45 @@ TAKEN_APART = 2
 
 
 def write(
-    folder: Path, found: Checkpoint, base_model: Path, adapter: AdapterConfig, run: str, *, merged: bool = True
+    folder: Path,
+    found: Checkpoint,
+    base_model: Path,
+    adapter: AdapterConfig,
+    run: str,
+    *,
+    part: str = POLICY,
+    merged: bool = True,
 ) -> None:
-    """Write the policy of a checkpoint as a Hugging Face folder, which appears whole; replaces an older one.
+    """Write the policy of a checkpoint as a Hugging Face folder, which appears whole; replaces an older one. `part` is
+    the checkpoint's part to read.
 
     With an adapter and not `merged`, writes the adapter alone, in peft's format. Raises StoreError for a checkpoint
     that is damaged or was deleted meanwhile, ModelFolderError for a base model that does not fit, and OSError.
     """
-    tensors = CheckpointTensors(found.folder, "policy")
     if adapter.rank and not merged:
+        tensors = CheckpointTensors(found.folder, part)
         lora.write(folder, {name: tensors.read(name) for name in sorted(tensors.names)}, base_model, adapter)
         return
+    write_mean(folder, [(found, 1.0)], base_model, adapter, run, part=part)
+
+
+def write_mean(
+    folder: Path,
+    found: Sequence[tuple[Checkpoint, float]],
+    base_model: Path,
+    adapter: AdapterConfig,
+    run: str,
+    *,
+    part: str = POLICY,
+) -> None:
+    """Write the weighted mean of checkpoints of one run as a Hugging Face folder, as `write`. Adapters are merged
+    first, so it is the mean of the matrices that engines would compute with.
+    """
     _, names = loading.build(base_model)
-    trained = Trained(tensors, names, base_model, adapter)
+    of_each = [Trained(CheckpointTensors(one.folder, part), names, base_model, adapter) for one, _ in found]
+    trained = Mean(of_each, [weight for _, weight in found])
+    facts = [facts_of(one, run) | ({} if part == POLICY else {"part": part}) for one, _ in found]
+    means = [fact | {"weight": weight} for fact, weight in zip(facts, trained.weights, strict=True)]
     with atomic_folder(folder) as draft:
         copy_sidecars(base_model, draft)
         index = base_model / tensor_files.INDEX
@@ -58,7 +86,7 @@ def write(
             shutil.copyfile(index, draft / index.name)
         for file in sorted(set(tensor_files.files_of(base_model).values())):
             copy_file(file, draft / file.name, trained)
-        (draft / FACTS).write_text(json.dumps(facts_of(found, run), indent=1))
+        (draft / FACTS).write_text(json.dumps(facts[0] if len(facts) == 1 else {"mean_of": means}, indent=1))
 
 
 def facts_of(found: Checkpoint, run: str) -> dict[str, Any]:
@@ -114,7 +142,27 @@ class Trained:
         return self._apart[first][stored]
 
 
-def copy_file(source: Path, target: Path, trained: Trained) -> None:
+class Mean:
+    """The weighted mean of the tensors of several checkpoints, which have the same names."""
+
+    def __init__(self, of: Sequence[Trained], weights: Sequence[float]) -> None:
+        self._of = of
+        self.weights = [weight / sum(weights) for weight in weights]
+
+    def __contains__(self, stored: str) -> bool:
+        return stored in self._of[0]
+
+    def read(self, stored: str) -> Tensor:
+        """The mean of a trained tensor, float32: Σ_i w_i θ_i with Σ_i w_i = 1. Two tensors are in memory."""
+        if len(self._of) == 1:
+            return self._of[0].read(stored)
+        total = self._of[0].read(stored).float() * self.weights[0]
+        for one, weight in zip(self._of[1:], self.weights[1:], strict=True):
+            total.add_(one.read(stored).float(), alpha=weight)
+        return total
+
+
+def copy_file(source: Path, target: Path, trained: Mean) -> None:
     """Copy a safetensors file with the trained tensors in place of the base model's. Raises ModelFolderError."""
     try:
         header = read_header(source)

@@ -28,6 +28,21 @@ class MessageTemplate(Section):
     """Jinja template of the text; the task's fields are its variables."""
 
 
+class TaskOrder(Section):
+    """Tasks in ascending order of a number, drawn from a window that rises ([by
+    difficulty](tasks.md#by-difficulty)).
+    """
+
+    by: Annotated[str, Field(min_length=1, max_length=1000)]
+    """The field of the tasks that holds the number, such as `difficulty`; each task needs one."""
+    width: Annotated[float, Field(gt=0, le=1)] = 0.25
+    """Share of the source's tasks that the window has."""
+    over: Annotated[int, Field(ge=1, le=2**31)] = 1000
+    """Groups of this source while which the window rises from the easiest to the hardest tasks; after them, passes over
+    all tasks follow.
+    """
+
+
 class TaskSource(Section):
     """One source of tasks ([tasks](tasks.md)). Only `path` is required."""
 
@@ -58,6 +73,10 @@ class TaskSource(Section):
     """Tasks that are stored ahead of the run's data cursor; further ones follow as the run takes them, so a source may
     have any number of tasks, or no end. null: all are stored at once, as they are for `epochs`.
     """
+    order: TaskOrder | None = None
+    """How tasks are drawn by difficulty; all of the source's tasks are then read and stored before the run starts.
+    null: in shuffled passes.
+    """
     args: dict[str, Any] = Field(default_factory=dict)
     """Keyword arguments of the function, if `path` is `module:function`."""
 
@@ -71,6 +90,12 @@ class TaskSource(Section):
     def _only_functions_take_arguments(self) -> TaskSource:
         if self.args and not self.is_function:
             raise ValueError("`args` are arguments of `module:function`")
+        return self
+
+    @model_validator(mode="after")
+    def _only_what_ends_has_an_order(self) -> TaskSource:
+        if self.order is not None and self.may_be_endless:
+            raise ValueError("`order` needs all tasks of a function: give a `limit`")
         return self
 
     @property
@@ -138,7 +163,7 @@ Tasks = Annotated[str | TaskSource | list[TaskSource], BeforeValidator(lambda v:
 
 def _without_weights_and_lengths(value: Any) -> Any:
     for source in sources_of(value):
-        for key in ("weight", "max_prompt_tokens", "ahead"):
+        for key in ("weight", "max_prompt_tokens", "ahead", "order"):
             if key in source.model_fields_set and getattr(source, key) != TaskSource.model_fields[key].default:
                 raise ValueError(f"{key}: only for training tasks, as every held-out task is evaluated")
     return value

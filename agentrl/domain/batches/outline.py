@@ -212,6 +212,12 @@ class BatchOutline:
     version: int
     trajectories: list[Outline]
     ages: dict[int, int]  # weight version of a token in the batch → its age at this step (staleness.ages)
+    replayed: frozenset[str] = frozenset()  # groups that an earlier step has trained already
+
+    @property
+    def fresh(self) -> list[Outline]:
+        """The trajectories that no earlier step has trained: a sample of what the policy does, without selection."""
+        return [one for one in self.trajectories if one.group_id not in self.replayed]
 
     @property
     def wasted_tokens(self) -> int:

@@ -36,7 +36,7 @@ def pack(batch: BatchOutline) -> bytes:
     }
     header = orjson.dumps(
         {
-            "batch": [batch.step_id, batch.step, batch.version, sorted(batch.ages.items())],
+            "batch": [batch.step_id, batch.step, batch.version, sorted(batch.ages.items()), sorted(batch.replayed)],
             "columns": [[name, array.dtype.str, array.shape] for name, array in columns.items()],
             "named": [list(one.named_returns.items()) for one in of],
             "greedy": [one.greedy_return for one in of],
@@ -55,13 +55,14 @@ def unpack(raw: bytes) -> BatchOutline:
         count = int(np.prod(shape))
         columns[name] = np.frombuffer(raw, dtype, count, at).reshape(shape)
         at += count * dtype.itemsize
-    step_id, step, version, ages = header["batch"]
+    step_id, step, version, ages, replayed = header["batch"]
     return BatchOutline(
         step_id=step_id,
         step=step,
         version=version,
         trajectories=list(_outlines(columns, header["named"], header["greedy"])),
         ages=dict(ages),
+        replayed=frozenset(replayed),
     )
 
 

@@ -59,7 +59,8 @@ def check(config: RunConfig) -> list[NewSource]:
         with TaskStream(source, seed=config.seed, storage=config.storage) as stream:
             if not stream.tasks(1):
                 raise UserError(f"tasks: {source.path!r} yields no task")
-            found.append(NewSource(name=source.label, weight=source.weight, content=stream.content))
+            window = None if source.order is None else source.order.model_dump(include={"width", "over"})
+            found.append(NewSource(name=source.label, weight=source.weight, content=stream.content, window=window))
     return found
 
 
@@ -77,7 +78,10 @@ def ingest(
     ahead = {
         number: source.ahead
         for number, source in enumerate(sources)
-        if source.ahead is not None and config.epochs is None and (source.may_be_endless or not only_endless_wait)
+        if source.ahead is not None
+        and source.order is None
+        and config.epochs is None
+        and (source.may_be_endless or not only_endless_wait)
     }
     measured = [source for number, source in enumerate(sources) if not rows[number].complete]
     measure = measure_of(measured, partial(resolve_model, config.model, weights=config.steps > 0)) if measured else None
@@ -106,7 +110,7 @@ def ingest(
             todo = [number for number in open_ if rows[number].stored < most.get(number, inf)]
             yield Progress(
                 sum(row.stored for row in rows.values()),
-                all(row.complete or row.stored >= row.block for row in rows.values()),
+                all(row.complete or (row.stored >= row.block and not row.window) for row in rows.values()),
                 all(row.complete for row in rows.values()),
                 waits=bool(open_) and not todo,
             )

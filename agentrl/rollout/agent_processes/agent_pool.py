@@ -25,7 +25,7 @@ from agentrl.rollout.agent_processes.agent_process import HOST, PING_S, AgentPro
 from agentrl.rollout.rewards.scored_agent import agent_of
 from agentrl.rollout.score import Result
 
-PASSED_ON = ("base_url", "api_key", "is_eval", "is_baseline", "group_id")
+PASSED_ON = ("base_url", "api_key", "is_eval", "is_baseline", "group_id", "group_size")
 """The data from which an agent's process makes its `extra`."""
 
 

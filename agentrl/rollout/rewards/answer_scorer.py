@@ -15,6 +15,7 @@ from typing import Literal, NamedTuple
 from agentrl.configs.episodes.reward_config import RewardConfig
 from agentrl.domain import answer_text
 from agentrl.domain.schemas import Json
+from agentrl.domain.session_stats import OF_REWARDS
 from agentrl.errors import AgentRLError, root_cause
 from agentrl.rollout.rewards.function_value import Value, value_of
 from agentrl.rollout.rewards.group_batches import GroupBatches
@@ -27,8 +28,6 @@ ON_ERROR = "on_error"
 """Source of a value that replaces one that could not be computed."""
 LONGEST_SOURCE = 100
 """Characters that the proxy accepts."""
-STATS = "reward"
-"""The first part of the names of numbers that are no rewards."""
 Per = Literal["session", "call"]
 """What a component judges."""
 
@@ -76,7 +75,7 @@ class Scorer:
         all. Raises RewardFailed.
 
         Batched functions wait for the other answers of the group. What is judged is what the first function has read
-        that reads answers, else the text.
+        that reads answers, else the text. The values of components of weight 0 are measured (`episode_stats.measure`).
         """
         facts = await self._pool.facts()
         components = {name: one for name, one in self._config.functions.items() if per in (None, one.per)}
@@ -102,9 +101,10 @@ class Scorer:
         ]
         if not rewards and per != "call" and any(one.weight for one in components.values()):
             raise RewardFailed("no reward function returned a value for this answer")
-        stats = {f"{STATS}/{name}/{what}": value for name in components for what, value in judged[name].stats.items()}
+        said = ((f"{name}/{what}", value) for name in components for what, value in judged[name].stats.items())
         shown = (one for name in components if not components[name].weight for one in _named(name, 1.0, judged[name]))
-        stats |= {f"{STATS}/{one.name}": one.value for one in shown}
+        numbers = [*said, *((one.name, one.value) for one in shown)]
+        stats = {f"{OF_REWARDS}/{name}": value for name, value in numbers}
         text = answer_text.bounded(answer["completion"])
         read = next((one.answer for one in judged.values() if one.answer is not None), text)
         return Score(tuple(rewards), read or None, stats)

@@ -36,8 +36,8 @@ class ScoredAgent:
     the reply should have token ids (`return_token_ids`).
     """
 
-    def __init__(self, agent: Agent, scorer: Scorer, group_size: int) -> None:
-        self._agent, self._scorer, self._group_size = agent, scorer, group_size
+    def __init__(self, agent: Agent, scorer: Scorer) -> None:
+        self._agent, self._scorer = agent, scorer
         self._warned = False
 
     async def run(self, data: Json, **extra: Any) -> Any:
@@ -45,7 +45,7 @@ class ScoredAgent:
         is_eval = bool(extra.get("is_eval"))
         session_id = extra["base_url"].partition("/sessions/")[2].partition("/")[0]
         group_id = str(extra.get("group_id") or session_id)
-        size = 1 if is_eval or extra.get("is_baseline") else self._group_size
+        size = 1 if is_eval or extra.get("is_baseline") else int(extra.get("group_size", 1))
         about = {"is_eval": is_eval, "base_url": extra["base_url"], "api_key": extra["api_key"]}
         scored = False
 
@@ -144,4 +144,4 @@ async def agent_of(config: RunConfig) -> AsyncIterator[Agent]:
             yield agent
         return
     async with pools_closed(), shared_servers_closed(), RewardPool(config.reward) as pool:
-        yield ScoredAgent(agent, Scorer(config.reward, pool), config.rollout.group_size)
+        yield ScoredAgent(agent, Scorer(config.reward, pool))

@@ -12,6 +12,7 @@ from agentrl.store.tables import (
     groups,
     interaction_data,
     interactions,
+    replays,
     rewards,
     routed_experts,
     sessions,
@@ -35,6 +36,7 @@ class GroupRows:
     trajectories: dict[str, Row[Any]] = field(default_factory=dict)
     paths: dict[str, list[Row[Any]]] = field(default_factory=dict)  # trajectory → its calls, in order
     trained: dict[str, list[Row[Any]]] = field(default_factory=dict)  # trajectory → its rows of steps
+    replays: dict[str, list[Row[Any]]] = field(default_factory=dict)  # trajectory → steps that train it once more
 
     def calls_of(self, session_id: str) -> list[Row[Any]]:
         """The calls of a session."""
@@ -92,6 +94,13 @@ def load(conn: Connection, run_id: str, first: str, last: str) -> list[GroupRows
         .order_by(trained.trajectory_id, trained.step_id)
     ):
         of_trajectory[row.trajectory_id].trained.setdefault(row.trajectory_id, []).append(row)
+    for row in conn.execute(
+        select(replays)
+        .select_from(of_group.join(replays, replays.c.trajectory_id == trajectories.c.id))
+        .where(*here)
+        .order_by(replays.c.trajectory_id, replays.c.step_id)
+    ):
+        of_trajectory[row.trajectory_id].replays.setdefault(row.trajectory_id, []).append(row)
     return list(found.values())
 
 

@@ -24,6 +24,7 @@ from agentrl.store.tables import (
     contents,
     groups,
     interactions,
+    replays,
     sessions,
     skipped_tasks,
     step_trajectories,
@@ -117,14 +118,15 @@ def _counters(lineage: Lineage, states: Counter[str], skipped: int) -> Iterator[
 
 def _foreign_rows(conn: Connection, run_id: str) -> Iterator[str]:
     """Training rows that join this run's steps to another run's trajectories."""
-    rows = conn.execute(
-        select(step_trajectories.c.step_id, step_trajectories.c.trajectory_id)
-        .join(steps, steps.c.id == step_trajectories.c.step_id)
-        .outerjoin(trajectories, trajectories.c.id == step_trajectories.c.trajectory_id)
-        .where(steps.c.run_id == run_id, trajectories.c.run_id.is_distinct_from(run_id))
-    )
-    for step_id, trajectory_id in rows:
-        yield f"step_trajectories {step_id} {trajectory_id}: the trajectory is not of the step's run"
+    for table in (step_trajectories, replays):
+        rows = conn.execute(
+            select(table.c.step_id, table.c.trajectory_id)
+            .join(steps, steps.c.id == table.c.step_id)
+            .outerjoin(trajectories, trajectories.c.id == table.c.trajectory_id)
+            .where(steps.c.run_id == run_id, trajectories.c.run_id.is_distinct_from(run_id))
+        )
+        for step_id, trajectory_id in rows:
+            yield f"{table.name} {step_id} {trajectory_id}: the trajectory is not of the step's run"
 
 
 def _token_facts(conn: Connection, run_id: str) -> Iterator[str]:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
 from sqlalchemy import Row
 
-from agentrl.domain.schemas import StepState, TrajectoryState
+from agentrl.domain.schemas import TRAINED, StepState, TrajectoryState
 from agentrl.domain.verdicts import Verdict
 from agentrl.store.audit.group_rows import GroupRows, sessions_above, step_of
 from agentrl.store.audit.lineage_audit import Lineage
@@ -38,6 +38,8 @@ def check_trajectories(rows: GroupRows, lineage: Lineage, totals: dict[str, Step
     step = step_of(rows, lineage)
     if step is not None:
         totals.setdefault(step.id, StepTotals()).groups += 1
+    for replaying in {row.step_id for of in rows.replays.values() for row in of if _survives(row, lineage)}:
+        totals.setdefault(replaying, StepTotals()).groups += 1
     credits_ = {discount: credit_of_sessions(rows, discount) for discount in lineage.discounts}
     counted: set[str] = set()
     for t in rows.trajectories.values():
@@ -70,15 +72,14 @@ def check_trajectories(rows: GroupRows, lineage: Lineage, totals: dict[str, Step
             yield f"{name}: it is {t.state} without a lease"
         elif t.state in ("ready", "rejected") and t.lease_step_id is not None:
             yield f"{name}: it is {t.state}, but leased by step {t.lease_step_id}"
-        surviving = [
-            row
-            for row in rows.trained.get(t.id, [])
-            if row.step_id not in lineage.steps or lineage.steps[row.step_id].state != StepState.ROLLED_BACK
-        ]
-        if len(surviving) != (t.state == TrajectoryState.TRAINED) or any(
-            row.step_id != t.lease_step_id for row in surviving
-        ):
-            yield f"{name}: it is {t.state} and was trained by {len(surviving)} surviving steps"
+        surviving = [row for row in rows.trained.get(t.id, []) if _survives(row, lineage)]
+        again = {row.step_id: row for row in rows.replays.get(t.id, []) if _survives(row, lineage)}
+        by_lease = [row for row in surviving if row.step_id == t.lease_step_id]
+        by_replay = {row.step_id for row in surviving} - {t.lease_step_id}
+        if len(by_lease) != (t.state == TrajectoryState.TRAINED) or not by_replay <= again.keys():
+            allowed = f", {len(again)} of them once more" if again else ""
+            yield f"{name}: it is {t.state} and was trained by {len(surviving)} surviving steps{allowed}"
+        yield from _replays(name, t, again, by_replay, lineage)
         for row in rows.trained.get(t.id, []):
             by = lineage.steps.get(row.step_id)
             if by is not None and by.batch_digest is not None and row.staleness_max > by.max_staleness:
@@ -87,12 +88,44 @@ def check_trajectories(rows: GroupRows, lineage: Lineage, totals: dict[str, Step
                     f"bound {by.max_staleness}"
                 )
         if step is not None and t.lease_step_id == step.id:
-            yield from _batch(name, t, trained, verdict, surviving, step, lineage, totals[step.id])
+            stale = t.state == TrajectoryState.STALE
+            others = [row for row in surviving if row.step_id not in again]
+            yield from _batch(name, t, stale, trained, verdict, others, step, lineage, totals[step.id])
             episode = [rows.sessions[t.session_id], *sessions_above(rows, rows.sessions[t.session_id])][-1].id
             if episode not in counted:
                 counted.add(episode)
                 totals[step.id].episodes += 1
                 totals[step.id].returns += t[_RETURN] or 0.0
+        for step_id, row in again.items():
+            if (by := lineage.steps.get(step_id)) is not None:
+                mine = [one for one in surviving if one.step_id == step_id]
+                yield from _batch(name, t, row.stale, trained, verdict, mine, by, lineage, totals[step_id])
+
+
+def _survives(row: Row[Any], lineage: Lineage) -> bool:
+    """Whether the step of a row was not rolled back."""
+    return row.step_id not in lineage.steps or bool(lineage.steps[row.step_id].state != StepState.ROLLED_BACK)
+
+
+def _replays(
+    name: str, t: Row[Any], again: Mapping[str, Row[Any]], trained_by: Set[str], lineage: Lineage
+) -> Iterator[str]:
+    """A replay follows the step of the lease, is trained unless it is too old, and is one of so many as configured."""
+    if not again:
+        return
+    first = lineage.steps.get(t.lease_step_id)
+    if t.state not in (TrajectoryState.TRAINED, TrajectoryState.STALE) or first is None:
+        yield f"{name}: it is {t.state}, but {len(again)} steps train it once more"
+        return
+    for step_id, row in again.items():
+        step = lineage.steps.get(step_id)
+        if step is None or step.step <= first.step:
+            yield f"replays {step_id} {t.id}: step {first.step} trains it first, which is no earlier one"
+        elif step.state in TRAINED and row.stale == (step_id in trained_by):
+            yield f"replays {step_id} {t.id}: it is {'stale' if row.stale else 'young'}, but its step says otherwise"
+    most = ((lineage.run.config.get("rollout") or {}).get("replay") or {}).get("times", 0)
+    if len(again) > most:
+        yield f"{name}: {len(again)} steps train it once more, rollout.replay allows {most}"
 
 
 def _verdict(rows: GroupRows, session_id: str) -> Verdict:
@@ -146,6 +179,7 @@ def _credit_and_state(
 def _batch(
     name: str,
     t: Row[Any],
+    stale: bool,
     trained: Sequence[Row[Any]],
     verdict: Verdict,
     rows: Sequence[Row[Any]],
@@ -166,10 +200,10 @@ def _batch(
             else:
                 young.append((age, end - start))
     tokens = sum(n for _, n in young)
-    totals.wasted_tokens += old if t.state != TrajectoryState.STALE else old + tokens
+    totals.wasted_tokens += old + tokens if stale else old
     if step.batch_digest is None and step.state != StepState.STARTED:
         return  # written before steps recorded their bound
-    if t.state == TrajectoryState.STALE:
+    if stale:
         if not old:
             yield f"{name}: it is stale, but step {step.id} finds every token young enough"
         return

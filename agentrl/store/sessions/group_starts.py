@@ -16,6 +16,7 @@ from agentrl.store.sessions import task_skips
 from agentrl.store.sessions.due_times import first_check_at
 from agentrl.store.sessions.group_admission import admit, closed_run
 from agentrl.store.sessions.session_limits import Limits
+from agentrl.store.sessions.task_success import success_rate
 from agentrl.store.tables import groups, sessions, tasks
 from agentrl.store.tables import runs as runs_table
 
@@ -45,8 +46,9 @@ def start_group(
     owner: str | None = None,
     start_digest: str | None = None,
 ) -> NewGroup:
-    """Admit a group for the run's next task that the curriculum does not skip: one session per key hash, the last of
-    them the greedy baseline of the others where the run's algorithm needs one. Raises as `admit` does.
+    """Admit a group for the run's next task that the curriculum does not skip: one session per key hash, or with
+    adaptive sizes for as many of the first ones as its task's success rate asks for. The last session is the greedy
+    baseline of the others where the run's algorithm needs one. Raises as `admit` does.
 
     Repeating a `start_digest` returns the group that it started, and takes no new place.
     """
@@ -54,6 +56,9 @@ def start_group(
         return earlier
     cursor, seed = admit(conn, run_id, limits, outside=owner is None)
     cursor, draw = task_skips.next_draw(conn, run_id, cursor, seed, limits.curriculum)
+    if (adaptive := limits.adaptive) is not None:
+        samples = adaptive.size(success_rate(conn, run_id, draw.task.id, adaptive))
+        key_hashes = key_hashes[: samples + limits.greedy_baseline]
     return _insert_group(
         conn,
         run_id,

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from typing import Self
 
 from agentrl.configs.proxy_config import MAX_REWARD
-from agentrl.configs.rollout_config import CurriculumConfig
+from agentrl.configs.rollout_config import CurriculumConfig, RolloutConfig
 from agentrl.configs.run_config import RunConfig
-from agentrl.domain.curriculum import Curriculum
+from agentrl.domain.curriculum import AdaptiveGroup, Curriculum
 from agentrl.domain.staleness import NO_BOUND
 
 
@@ -34,6 +34,7 @@ class Limits:
     max_failures_in_a_row: int | None = None
     curriculum: Curriculum | None = None
     greedy_baseline: bool = False  # a group has one more session, a greedy one: `algorithm.baseline: greedy`
+    adaptive: AdaptiveGroup | None = None
     traced: bool = False  # spans of its sessions are sent: `metrics.traces`
 
     @classmethod
@@ -58,13 +59,14 @@ class Limits:
             max_failures_in_a_row=config.rollout.max_failures_in_a_row if config.steps else None,
             curriculum=_curriculum(config.rollout.curriculum),
             greedy_baseline=bool(config.steps) and config.trainer.algorithm.needs_greedy,
+            adaptive=_adaptive(config.rollout),
             traced=config.metrics.traces is not None,
         )
 
     @property
-    def group_sessions(self) -> int:
-        """Sessions of a group that answers a task of the run's: its samples, and a greedy one where they need it."""
-        return self.group_size + self.greedy_baseline
+    def most_sessions(self) -> int:
+        """Sessions that the group of a run's task may have: its samples, and a greedy one where they need it."""
+        return (self.group_size if self.adaptive is None else self.adaptive.most) + self.greedy_baseline
 
     def silence_s(self, owner: str | None) -> float:
         """How long an open session may stay silent: shorter with an owner, which sends heartbeats."""
@@ -76,3 +78,17 @@ def _curriculum(config: CurriculumConfig | None) -> Curriculum | None:
         return None
     low, high = config.target
     return Curriculum(low=low, high=high, skip=config.skip, success=config.success, groups=config.groups)
+
+
+def _adaptive(config: RolloutConfig) -> AdaptiveGroup | None:
+    sizes = config.adaptive_group
+    if sizes is None:
+        return None
+    return AdaptiveGroup(
+        least=sizes.least,
+        most=sizes.most,
+        first=config.group_size,
+        chance=sizes.chance,
+        success=sizes.success,
+        groups=sizes.groups,
+    )

@@ -9,12 +9,11 @@ from __future__ import annotations
 from sqlalchemy import Connection, func, insert, select
 
 from agentrl.domain.curriculum import Curriculum
-from agentrl.domain.schemas import SessionStatus
 from agentrl.store import task_rows
 from agentrl.store.sessions.group_admission import advance
-from agentrl.store.tables import groups, sessions, skipped_tasks
+from agentrl.store.sessions.task_success import success_rate
+from agentrl.store.tables import skipped_tasks
 from agentrl.store.task_rows import Draw
-from agentrl.store.training import returns
 
 MOST_AT_ONCE = 64
 """Tasks that one admission skips; it takes the next one in any case."""
@@ -36,31 +35,6 @@ def next_draw(conn: Connection, run_id: str, cursor: int, seed: int, curriculum:
         cursor = advance(conn, run_id)
         draw = task_rows.draw(conn, run_id, cursor, seed)
     return cursor, draw
-
-
-def success_rate(conn: Connection, run_id: str, task_id: str, curriculum: Curriculum) -> float | None:
-    """The share of successes among the completed, rewarded episodes of the task's last groups that have ended. None
-    without any.
-    """
-    last = (
-        select(groups.c.id)
-        .where(groups.c.run_id == run_id, groups.c.task_id == task_id, groups.c.state != "running")
-        .order_by(groups.c.cursor.desc())
-        .limit(curriculum.groups)
-    )
-    ended = list(
-        conn.execute(
-            select(sessions.c.id).where(
-                sessions.c.group_id.in_(list(conn.execute(last).scalars())),
-                sessions.c.status == SessionStatus.COMPLETED,
-                sessions.c.parent_session_id.is_(None),
-                sessions.c.is_baseline.is_(False),
-            )
-        ).scalars()
-    )
-    facts = returns.applied(conn, ended)
-    found = [facts[session_id] for session_id in ended]
-    return curriculum.rate([one.total for one in found if one.any])
 
 
 def count(conn: Connection, run_id: str) -> int:

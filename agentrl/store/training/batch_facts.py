@@ -8,11 +8,20 @@ from __future__ import annotations
 from collections import defaultdict
 from dataclasses import dataclass, field
 
-from sqlalchemy import Connection, func, select
+from sqlalchemy import ColumnElement, Connection, func, or_, select
 
 from agentrl.domain.batches.reward_scaling import Moments, RewardScaling
 from agentrl.store import task_rows
-from agentrl.store.tables import groups, interactions, sessions, steps, tasks, trajectories, trajectory_interactions
+from agentrl.store.tables import (
+    groups,
+    interactions,
+    replays,
+    sessions,
+    steps,
+    tasks,
+    trajectories,
+    trajectory_interactions,
+)
 from agentrl.store.training import returns
 
 SOURCE_KEYS = ("source", "data_source")
@@ -30,7 +39,7 @@ class SampledBy:
 
 @dataclass(frozen=True, slots=True)
 class BatchFacts:
-    """Facts about the sessions, groups and calls that a step leased."""
+    """Facts about the sessions, groups and calls that a step leased; `engines` also of what it trains once more."""
 
     rewards: dict[str, list[float]]  # name → per session with such a reward, the sum of its counted values
     sources: dict[str, str]  # group → its task's source, where the task names one or the run has several
@@ -91,14 +100,20 @@ def _stats(conn: Connection, step_id: str) -> dict[str, list[float]]:
     return dict(found)
 
 
+def in_batch(step_id: str) -> ColumnElement[bool]:
+    """Whether a step trains a trajectory: it has leased it, or trains it once more."""
+    again = select(replays.c.trajectory_id).where(replays.c.step_id == step_id)
+    return or_(trajectories.c.lease_step_id == step_id, trajectories.c.id.in_(again))
+
+
 def sources(conn: Connection, step_id: str) -> dict[str, str]:
     """Group → its task's source, where the task names one or the run has several."""
-    leased = select(trajectories.c.group_id).where(trajectories.c.lease_step_id == step_id)
+    batch = select(trajectories.c.group_id).where(in_batch(step_id))
     candidates = [data[key] for data in (groups.c.task, tasks.c.data) for key in SOURCE_KEYS]
     rows = conn.execute(
         select(groups.c.id, groups.c.run_id, tasks.c.position, *candidates)
         .outerjoin(tasks, tasks.c.id == groups.c.task_id)
-        .where(groups.c.id.in_(leased))
+        .where(groups.c.id.in_(batch))
     ).all()
     names = [source.name for source in task_rows.sources(conn, rows[0].run_id)] if rows else []
     found = {
@@ -113,7 +128,7 @@ def task_sources(conn: Connection, step_id: str) -> dict[str, str]:
     rows = conn.execute(
         select(groups.c.id, groups.c.run_id, tasks.c.position)
         .join(tasks, tasks.c.id == groups.c.task_id)
-        .where(groups.c.id.in_(select(trajectories.c.group_id).where(trajectories.c.lease_step_id == step_id)))
+        .where(groups.c.id.in_(select(trajectories.c.group_id).where(in_batch(step_id))))
     ).all()
     names = [source.name for source in task_rows.sources(conn, rows[0].run_id)] if rows else []
     return {row.id: names[row.position % len(names)] for row in rows}
@@ -144,7 +159,7 @@ def _engines(conn: Connection, step_id: str) -> dict[str, SampledBy]:
         .join(trajectory_interactions, trajectory_interactions.c.interaction_id == c.id)
         .join(trajectories, trajectories.c.id == trajectory_interactions.c.trajectory_id)
         .where(
-            trajectories.c.lease_step_id == step_id,
+            in_batch(step_id),
             trajectory_interactions.c.owned.is_(True),
             c.engine_url.is_not(None),
         )

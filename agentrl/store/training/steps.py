@@ -16,6 +16,7 @@ from sqlalchemy import Connection, Row, delete, insert, select, update
 
 from agentrl.domain.batches.outline import BatchOutline
 from agentrl.domain.batches.reward_scaling import Scale
+from agentrl.domain.curriculum import Replay
 from agentrl.domain.schemas import TRAINED, Batch, Json, StepState, TrainedBatch, TrajectoryState, VersionState
 from agentrl.errors import StoreError
 from agentrl.store import runs
@@ -26,6 +27,7 @@ from agentrl.store.tables import trajectories as trajectories_table
 from agentrl.store.training import leases, trajectories
 from agentrl.store.training.leases import StalePolicy
 from agentrl.store.training.paths import path_outlines, scaled_rewards
+from agentrl.store.training.replaying import replays
 from agentrl.store.training.returns import Rescore
 from agentrl.store.training.trainer_epochs import check_epoch
 
@@ -43,6 +45,7 @@ def lease(
     skip_tied: bool = False,
     needs_greedy: bool = False,
     scales: Mapping[str, Scale] | None = None,
+    replay: Replay | None = None,
 ) -> str | None:
     """Lease the oldest `n_groups` ready groups for `step`; returns the step's id, or None while there are too few.
 
@@ -50,8 +53,9 @@ def lease(
     trajectory becomes stale and gives its admission back, even when None is returned; with `skip_tied`, so does a group
     whose episodes all have the same return; with `needs_greedy`, one without a greedy session is rejected. In a leased
     group, a trajectory becomes stale if it has no young token (policy `mask`) or any old one (`drop`); its reward stays
-    in the baseline. `scales` says how the batch's rewards are scaled, by component (`scaled_rewards`). Repeating the
-    call for a leased step returns the same lease. `batch` reads the leased batch.
+    in the baseline. `replay` says which groups of earlier steps the batch has once more, beside the new ones
+    (`replays`), and `scales` how its rewards are scaled, by component (`scaled_rewards`). Repeating the call for a
+    leased step returns the same lease. `batch` reads the leased batch.
 
     Raises FencedError for an older epoch, StoreError when the previous step is not complete, or this one is complete or
     of another epoch.
@@ -78,6 +82,11 @@ def lease(
     if claimed is None:
         return None
     step_id = new_id()
+    again: replays.Chosen = {}
+    if replay is not None:
+        again = replays.choose(
+            conn, run_id, replay, step=step, max_staleness=max_staleness, young=set(young), policy=stale_policy
+        )
     conn.execute(
         insert(steps).values(
             id=step_id,
@@ -88,7 +97,7 @@ def lease(
             version_before=version,
             max_staleness=max_staleness,
             turn_discount=discount,
-            groups=n_groups,
+            groups=n_groups + len(again),
             trajectories=len(claimed.trajectories),
             metrics={},
             started_at=time.time(),
@@ -98,6 +107,9 @@ def lease(
     if scales:
         scaling = scaled_rewards.at_lease(conn, run_id, step, step_id, scales)
         conn.execute(update(steps).where(steps.c.id == step_id).values(reward_scaling=scaling))
+    if again:
+        trained = replays.add(conn, step_id, again, set(young), stale_policy)
+        conn.execute(update(steps).where(steps.c.id == step_id).values(trajectories=steps.c.trajectories + trained))
     return step_id
 
 
@@ -115,6 +127,7 @@ def refuse(conn: Connection, run_id: str, epoch: int, step_id: str, reasons: Map
         raise StoreError(f"step {step.step} has not leased the groups {sorted(unknown)}")
     leases.reject(conn, run_id, step_id, reasons)
     leases.set_state(conn, step_id, TrajectoryState.READY)
+    replays.remove(conn, step_id)
     conn.execute(delete(steps).where(steps.c.id == step_id))
 
 
@@ -129,18 +142,17 @@ def outlined(
     step = conn.execute(select(steps).where(steps.c.id == step_id)).first()
     if step is None or step.state == StepState.ROLLED_BACK:
         raise StoreError(f"step {step_id} {'does not exist' if step is None else 'was rolled back: it has no batch'}")
-    rows = conn.execute(
-        select(trajectories_table.c.id, trajectories_table.c.state)
-        .where(trajectories_table.c.lease_step_id == step_id)
-        .order_by(trajectories_table.c.group_id, trajectories_table.c.id)
-    ).all()
+    t = trajectories_table.c
+    leased = conn.execute(select(t.id, t.group_id, t.state).where(t.lease_step_id == step_id)).all()
+    again = replays.of_step(conn, step_id)
+    stale = {row.id for row in leased if row.state == TrajectoryState.STALE} | {row.id for row in again if row.stale}
     ages = runs.young_ages(conn, step.run_id, step.version_before, step.max_staleness)
     outlines = path_outlines.read(
         conn,
-        [row.id for row in rows],
+        [row.id for row in sorted([*leased, *again], key=lambda row: (row.group_id, row.id))],
         ages=ages,
         discount=step.turn_discount if discount is None else discount,
-        stale={row.id for row in rows if row.state == TrajectoryState.STALE},
+        stale=stale,
         rescore=scaled_rewards.rescorer(conn, step, rescore),
     )
     return BatchOutline(
@@ -149,6 +161,7 @@ def outlined(
         version=step.version_before,
         trajectories=outlines,
         ages=trajectories.ages_in(outlines, ages),
+        replayed=frozenset(row.group_id for row in again),
     )
 
 
@@ -202,7 +215,9 @@ def complete(
             trajectories_table.c["return"],
         ).where(trajectories_table.c.lease_step_id == facts.step_id)
     ).all()
-    if {t.trajectory_id for t in facts.trained} != {r.id for r in batch_rows if r.state == TrajectoryState.LEASED}:
+    again = {row.id for row in replays.of_step(conn, facts.step_id) if not row.stale}
+    leased = {row.id for row in batch_rows if row.state == TrajectoryState.LEASED}
+    if {t.trajectory_id for t in facts.trained} != leased | again:
         raise StoreError(f"step {step.step} trained other trajectories than it leased")
     episodes = roots(conn, [row.session_id for row in batch_rows])
     returns = {episodes[row.session_id]: row[3] for row in batch_rows}

@@ -148,3 +148,34 @@ def test_a_group_must_be_able_to_reach_its_smallest_size() -> None:
                 "rollout": {"group_size": 2, "min_group_size": 4},
             }
         )
+
+
+COMPONENTS = {"right": {"function": "math"}, "form": {"function": "json_schema"}, "taste": {"function": "judge"}}
+
+
+@pytest.mark.parametrize(
+    ("best_of", "changes", "message"),
+    [
+        ({"by": "tast"}, {}, "best_of.by: no component of reward is called 'tast'; did you mean 'taste'"),
+        ({"by": "form", "rewards": ["wright"]}, {}, "best_of.rewards: no component.*'wright'; did you mean 'right'"),
+        ({"by": "taste", "rewards": ["right", "taste"]}, {}, "'taste' is the score to choose by"),
+        ({"by": "reward"}, {"reward": "math"}, "'reward' is the only reward"),
+        ({"by": "taste"}, {"samples": 1}, "set samples to at least 2"),
+        ({"by": "taste", "reward": ["right"]}, {}, "did you mean 'rewards'"),
+        ({"by": "taste"}, {}, None),
+        ({"by": "taste.fluent", "rewards": ["right"]}, {}, None),
+        ({"by": "anything"}, {"agent": "a:A"}, None),
+        ({"by": "anything"}, {"reward": None, "agent": "a:A"}, None),
+    ],
+)
+def test_samples_are_chosen_by_a_known_score(
+    best_of: dict[str, Any], changes: dict[str, Any], message: str | None
+) -> None:
+    changes = {"samples": 4, "reward": {"components": COMPONENTS}, **changes}
+    evaluation = {"tasks": "a:t", "samples": changes.pop("samples"), "best_of": best_of}
+    given = {"name": "r", "model": "tiny", "tasks": "a:t", "evaluation": evaluation, **changes}
+    if message is None:
+        assert parse_config(given).evaluation.best_of is not None
+        return
+    with pytest.raises(ConfigError, match=message):
+        parse_config(given)

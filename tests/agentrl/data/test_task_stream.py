@@ -162,3 +162,27 @@ def test_content_tells_whether_files_have_changed(tmp_path: Path) -> None:
     (tmp_path / "part-1.parquet").write_bytes(b"other")
     with TaskStream(TaskSource(path=path)) as other:
         assert other.content != one.content
+
+
+def test_an_ordered_source_begins_with_the_smallest_numbers_and_goes_on_from_any_task(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(task_stream, "BATCH_ROWS", 4)
+    levels = [5, 1.5, 3, 1.5, -2, 0, 9, 3]
+    (tmp_path / "t.jsonl").write_text("".join(json.dumps({"n": n, "level": x}) + "\n" for n, x in enumerate(levels)))
+    source = TaskSource(path=str(tmp_path / "t.jsonl"), columns={"level": "hard"}, order={"by": "hard"})
+    expected = [4, 5, 1, 3, 2, 7, 0, 6]  # equal ones as the source has them
+    for read in range(len(levels) + 1):
+        with TaskStream(source) as stream:
+            batches = list(stream.batches(read))
+        assert [json.loads(text)["n"] for batch in batches for text in batch.texts] == expected[read:]
+        assert batches[-1].last
+        assert batches[-1].read == len(levels)
+
+
+@pytest.mark.parametrize("bad", [{}, {"level": "3"}, {"level": None}, {"level": True}])
+def test_a_task_without_a_number_is_named(bad: Json, tmp_path: Path) -> None:
+    (tmp_path / "t.jsonl").write_text(json.dumps({"level": 1}) + "\n" + json.dumps(bad) + "\n")
+    source = TaskSource(path=str(tmp_path / "t.jsonl"), order={"by": "level"})
+    with TaskStream(source) as stream, pytest.raises(UserError, match=r"order.by: task 2 has no number in its field"):
+        list(stream.batches())

@@ -152,3 +152,17 @@ def test_sources_are_reported_apart() -> None:
     for row in rows:
         del row["evaluation"]["source"]
     assert "sources" not in collect(rows)[0].as_json()["settings"]["sampled"]
+
+
+def test_best_of_counts_failed_samples_and_is_reported_by_source() -> None:
+    def one(sample: int, score: float, reward: float) -> dict[str, Any]:
+        return {**row(sample, reward=reward + score), "best_of": {"score": score, "reward": reward}}
+
+    rows = [one(0, 0.9, 0.0), one(1, 0.5, 1.0), *[row(2, "failed")] * ATTEMPTS, one(3, 0.1, 1.0)]
+    for each in rows:
+        each["evaluation"] |= {"source": "easy"}
+    (found,) = collect(rows)
+    result = found.as_json()["settings"]["s"]
+    expected = {"1": 0.5, "2": pytest.approx((3 * 0.0 + 2 * 1.0 + 1 * 1.0) / 6), "4": 0.0}
+    assert result["samples"]["best_of"] == result["sources"]["easy"]["samples"]["best_of"] == expected
+    assert "best_of@4 0.000" in line(found.as_json())

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
+from fractions import Fraction
 from itertools import pairwise
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from agentrl.domain.task_order import drawn, pick, position, shares, shuffled
+from agentrl.domain.task_order import drawn, pick, position, rising, shares, shuffled
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 5, 64, 1000])
@@ -70,3 +74,32 @@ def test_what_a_cursor_leaves_behind_is_what_earlier_ones_drew(weights: tuple[fl
         source, draw = pick(cursor, weights, 5)
         assert draw == before[source]
         before[source] += 1
+
+
+@given(st.integers(1, 60), st.floats(0.01, 1.0), st.integers(1, 80), st.integers(0, 3))
+def test_the_window_rises_from_the_easiest_to_the_hardest(stored: int, width: float, over: int, seed: int) -> None:
+    size = min(stored, math.ceil(width * stored - 1e-9))
+    before = 0
+    for draw in range(over):
+        number, position = rising(draw, stored=stored, width=width, over=over, key=str(seed))
+        start = math.floor((stored - size) * Fraction(draw, max(1, over - 1)) + Fraction(1, 2))
+        assert number == 0
+        assert before <= start <= position < start + size <= stored
+        before = start
+    if over > 1:
+        assert before == stored - size
+    for number in (1, 2):  # then whole passes
+        draws = range(over + (number - 1) * stored, over + number * stored)
+        found = [rising(draw, stored=stored, width=width, over=over, key=str(seed)) for draw in draws]
+        assert {of_pass for of_pass, _ in found} == {number}
+        assert sorted(position for _, position in found) == list(range(stored))
+
+
+def test_a_window_draws_all_of_its_tasks_by_the_seed() -> None:
+    def drawn(key: str) -> list[int]:
+        return [rising(draw, stored=40, width=0.25, over=2000, key=key)[1] for draw in range(2000)]
+
+    assert drawn("0") == drawn("0") != drawn("1")
+    assert set(drawn("0")) == set(range(40))
+    assert max(drawn("0")[:20]) <= 11
+    assert min(drawn("0")[-20:]) >= 28

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from play import begin_call, call, outcome
+from sqlalchemy import update
 
 from agentrl.domain import answer_text
 from agentrl.domain.evaluation import Episode, Label, collect
 from agentrl.domain.schemas import InteractionStatus, SessionStatus
-from agentrl.store import evaluation_episodes
+from agentrl.store import evaluation_episodes, runs
 from agentrl.store.calls import call_outcomes
 from agentrl.store.db import codec
 from agentrl.store.sessions import child_sessions, group_starts
 from agentrl.store.sessions.ends import sealing
+from agentrl.store.training import rewards
 
 
 def test_an_episode_has_the_answer_of_its_session(db, run_id, limits):
@@ -79,3 +81,24 @@ def test_stats_are_averaged_over_the_completed_sessions_of_a_setting(db, run_id,
         "greedy": {"turns": 1.5},
         "sampled": {"turns": 4.0},
     }
+
+
+def test_a_sample_is_scored_by_a_reward_or_by_a_number_of_its_episode(db, run_id, limits):
+    with db.write() as conn:
+        new = group_starts.start_evaluation(conn, run_id, limits, [codec.new_id()], {}, {}, None)
+        for name, value in (("right", 1.0), ("judge", 0.5), ("right", 0.0)):  # the last value of a name counts
+            rewards.add(conn, new.session_ids[0], value=value, name=name, discount=1.0)
+        sealing.end(conn, new.session_ids[0], SessionStatus.COMPLETED, None, limits, stats={"taste": 7.0})
+    expected = [
+        (None, None),
+        ({"by": "judge"}, {"score": 0.5, "reward": 0.0}),
+        ({"by": "taste", "rewards": None}, {"score": 7.0, "reward": 0.5}),
+        ({"by": "taste", "rewards": ["right"]}, {"score": 7.0, "reward": 0.0}),
+        ({"by": "nothing"}, {"score": None, "reward": 0.5}),
+    ]
+    for best_of, found in expected:
+        with db.write() as conn:
+            config = dict(runs.get(conn, run_id).config) | {"evaluation": {"samples": 2, "best_of": best_of}}
+            conn.execute(update(runs.runs).where(runs.runs.c.id == run_id).values(config=config))
+            (row,) = evaluation_episodes.episodes(conn, run_id)
+        assert row.get("best_of") == found

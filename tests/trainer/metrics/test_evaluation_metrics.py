@@ -14,6 +14,7 @@ from sqlalchemy import select, update
 from agentrl.configs.evaluation_config import EvalConfig
 from agentrl.configs.metrics_config import MetricsConfig
 from agentrl.domain.evaluation import Evaluation, Result
+from agentrl.domain.sample_metrics import Scored
 from agentrl.store.tables import runs
 from agentrl.trainer import training_run
 from agentrl.trainer.distributed import World
@@ -142,3 +143,10 @@ def test_what_agents_measured_is_apart_by_setting() -> None:
         "eval-rollout/s/turns": 1.5,
         "eval-rollout/t/turns": 4.0,
     }
+
+
+def test_the_choice_by_a_score_is_a_figure() -> None:
+    scores = [Scored(0.1, 1.0), Scored(0.3, 0.5)]
+    found = metrics(Evaluation(0, 0, 2, {"s": Result({0: [1.1, 0.8]}, choices={0: scores})}))
+    assert found["evaluation/s/best_of@1"] == 0.75
+    assert found["evaluation/s/best_of@2"] == 0.5

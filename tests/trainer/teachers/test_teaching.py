@@ -32,7 +32,7 @@ def teacher(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 def test_a_run_teaches_the_groups_of_its_sources(setup: Setup, teacher: str, form: Any) -> None:
     with setup.database.write() as conn:  # a second source, from which every other task was drawn
         conn.exec_driver_sql(
-            "INSERT INTO task_sources SELECT run_id, 1, 'more', 1.0, 0, 0, 0, true, NULL FROM task_sources"
+            "INSERT INTO task_sources SELECT run_id, 1, 'more', 1.0, 0, 0, 0, true, NULL, NULL FROM task_sources"
         )
         conn.exec_driver_sql("""UPDATE tasks SET data = '{"source": "a name in the data"}'""")
     assert setup.train(teacher={"more": teacher}, algorithm=Algorithm(distill_coef=0.5, distill=form))

@@ -33,13 +33,19 @@ ADAPTER = LoraConfig(rank=4, alpha=8, targets=["q_proj", "down_proj"])
 
 
 def trained(
-    base: Path, root: Path, world: World, adapter: LoraConfig = LoraConfig(), layers: int | None = None
+    base: Path,
+    root: Path,
+    world: World,
+    adapter: LoraConfig = LoraConfig(),
+    layers: int | None = None,
+    steps: int = 1,
 ) -> tuple[Policy, Checkpoint]:
-    """A policy after one step, and its checkpoint."""
+    """A policy after some steps, and its checkpoint."""
     config = TrainerConfig(lr=1e-2, lora=adapter)
     policy: Policy = load_sharded(Policy, base, world.mesh, adapter=adapter, train_layers=layers)
     optimizer = make_optimizer(policy, config)
-    update_policy(policy, optimizer, random_samples(), 1, AGES, config, world)
+    for _ in range(steps):
+        update_policy(policy, optimizer, random_samples(), 1, AGES, config, world)
     record = StepRecord(step=12, version=13, batch=FACTS, metrics={})
     parts = checkpoint_writer.state_of("policy", policy, optimizer)
     return policy, checkpoint_writer.begin(root, record, parts, world, copied=False).finish()
@@ -177,3 +183,22 @@ def test_a_damaged_file_of_the_base_model_is_named(tmp_path: Path) -> None:
     path.write_bytes(b"{}")
     with pytest.raises(ModelFolderError, match=r"model\.safetensors is not a safetensors file"):
         streamed_model.copy_file(path, tmp_path / "out", nothing)
+
+
+@pytest.mark.parametrize(
+    ("kind", "adapter"), [("qwen3-experts", LoraConfig()), ("llama-untied", ADAPTER), ("mixtral", LoraConfig())]
+)
+def test_a_mean_is_that_of_the_whole_matrices(tmp_path: Path, world: World, kind: str, adapter: LoraConfig) -> None:
+    base = save_kind(kind, tmp_path / "base", shard="20KB")
+    found = [trained(base, tmp_path / f"run{n}", world, adapter, steps=n)[1] for n in (1, 3)]
+    for n, one in enumerate(found):
+        streamed_model.write(tmp_path / str(n), one, base, adapter, "r")
+    streamed_model.write_mean(tmp_path / "mean", [(found[0], 1.0), (found[1], 3.0)], base, adapter, "r")
+    parts = [tensors_of(tmp_path / name) for name in ("0", "1", "mean")]
+    moved = 0
+    for file, of in parts[2].items():
+        for name, tensor in of.items():
+            first, second = (parts[n][file][name].double() for n in range(2))
+            torch.testing.assert_close(tensor.double(), 0.25 * first + 0.75 * second, rtol=1e-5, atol=1e-6)
+            moved += not torch.equal(first, second)
+    assert moved

@@ -8,7 +8,7 @@ The lease freezes the batch's rewards, and a rolled-back step does not count, so
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from sqlalchemy import Connection, Row, select
@@ -30,7 +30,8 @@ def at_lease(conn: Connection, run_id: str, step: int, step_id: str, scales: Map
         )
     ).scalar()
     known = RewardScaling(scales, RewardScaling.from_json(before).moments if before else {})
-    sources = _sources(conn, step_id)
+    leased = select(trajectories.c.session_id).where(trajectories.c.lease_step_id == step_id)
+    sources = _sources(conn, step_id, conn.execute(leased).scalars())
     found = returns.recorded(conn, sorted(sources))
     values = ((sources[sid], name, value) for sid in sorted(sources) for name, value in found[sid])
     return known.with_rewards(values).to_json()
@@ -40,7 +41,12 @@ def rescorer(conn: Connection, step: Row[Any], rescore: Rescore | None = None) -
     """What makes the rewards of a step's sessions those that it trains, and then applies `rescore`."""
     if not step.reward_scaling:
         return rescore
-    scaling, sources = RewardScaling.from_json(step.reward_scaling), _sources(conn, step.id)
+    batch = batch_facts.in_batch(step.id)
+    greedy = select(sessions.c.id).where(
+        sessions.c.group_id.in_(select(trajectories.c.group_id).where(batch)), sessions.c.is_baseline.is_(True)
+    )
+    ids = [*conn.execute(select(trajectories.c.session_id).where(batch)).scalars(), *conn.execute(greedy).scalars()]
+    scaling, sources = RewardScaling.from_json(step.reward_scaling), _sources(conn, step.id, ids)
 
     def scaled(session_id: str, recorded: SessionRewards) -> SessionRewards:
         trained = scaling.scaled(sources[session_id], recorded)
@@ -49,12 +55,9 @@ def rescorer(conn: Connection, step: Row[Any], rescore: Rescore | None = None) -
     return scaled
 
 
-def _sources(conn: Connection, step_id: str) -> dict[str, str]:
-    """The leased sessions, and those above them → the source of their task; "" without one."""
-    leased = conn.execute(
-        select(trajectories.c.session_id).where(trajectories.c.lease_step_id == step_id).distinct()
-    ).scalars()
+def _sources(conn: Connection, step_id: str, session_ids: Iterable[str]) -> dict[str, str]:
+    """These sessions of a step's batch, and those above them → the source of their task; "" without one."""
     of_groups = batch_facts.sources(conn, step_id)
-    ids = list(family.lineage(conn, leased))
+    ids = list(family.lineage(conn, session_ids))
     rows = conn.execute(select(sessions.c.id, sessions.c.group_id).where(sessions.c.id.in_(ids)))
     return {row.id: of_groups.get(row.group_id, "") for row in rows}

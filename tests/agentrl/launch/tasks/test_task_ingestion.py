@@ -335,3 +335,46 @@ def test_a_source_is_at_least_a_block_ahead(ahead: Any) -> None:
         parse_config({"name": "r", "model": "tiny", "tasks": {"path": "a.jsonl", "ahead": ahead}})
     with pytest.raises(ConfigError, match="ahead: only for training tasks"):
         parse_config({"name": "r", "model": "tiny", "evaluation": {"tasks": {"path": "a.jsonl", "ahead": None}}})
+
+
+def test_an_ordered_source_is_stored_wholly_and_drawn_from_its_rising_window(folder: Path, database_url: str) -> None:
+    (folder / "hard.jsonl").write_text("".join(f'{{"n": {n}, "level": {-n}}}\n' for n in range(200)))
+    order = {"by": "level", "width": 0.1, "over": 50}
+    seen: list[task_ingestion.Progress] = []
+    create_run(
+        config_of(folder, database_url, {"path": f"{folder}/hard.jsonl", "order": order, "ahead": 16384}),
+        "key",
+        seen.append,
+    )
+    assert [progress.usable for progress in seen] == [progress.complete for progress in seen]
+    assert (seen[0].usable, seen[-1].usable, seen[-1].stored) == (False, True, 200)
+    database = Database(database_url)
+    with database.read() as conn:
+        run = runs.by_name(conn, "r")
+        drawn = [task_rows.draw(conn, run.id, cursor, run.seed) for cursor in range(450)]
+        assert list(run_audit.scan(conn, run.id)) == []
+    database.close()
+    levels = [draw.task.data["level"] for draw in drawn]
+    assert levels[0] < -179  # one of the 20 easiest
+    assert min(levels[46:50]) > -38
+    assert [draw.number_of_pass for draw in drawn] == [0] * 50 + [1] * 200 + [2] * 200
+    assert sorted(levels[50:250]) == list(range(-199, 1))
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ({"path": "a:tasks", "order": {"by": "level"}}, "`order` needs all tasks of a function: give a `limit`"),
+        ({"path": "a.jsonl", "order": {"by": "level", "bye": 1}}, "unknown key 'order.bye'"),
+        ({"path": "a.jsonl", "order": {"by": "level", "width": 0}}, "order.width.*greater than 0"),
+    ],
+)
+def test_an_invalid_order_is_refused(source: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        parse_config({"name": "r", "model": "tiny", "tasks": source})
+
+
+def test_held_out_tasks_have_no_order() -> None:
+    tasks = {"path": "a.jsonl", "order": {"by": "level"}}
+    with pytest.raises(ConfigError, match="order: only for training tasks"):
+        parse_config({"name": "r", "model": "tiny", "evaluation": {"tasks": tasks}})

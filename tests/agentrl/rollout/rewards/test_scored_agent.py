@@ -27,7 +27,7 @@ async def test_an_agent_that_asks_for_no_score_is_named_once(
 ) -> None:
     config = RewardConfig(function="exact", processes=1)
     async with RewardPool(config) as pool:
-        agent = ScoredAgent(Own(), Scorer(config, pool), group_size=1)
+        agent = ScoredAgent(Own(), Scorer(config, pool))
         for scores in tasks:
             await agent.run({"scores": scores, "answer": "4"}, **EXTRA)
     assert sum('extra["score"]' in record.message for record in caplog.records) == warnings

@@ -35,7 +35,7 @@ def limits(limits: Limits) -> Limits:
 
 def start(db: Database, run_id: str, limits: Limits) -> NewGroup:
     with db.write() as conn:
-        return group_starts.start_group(conn, run_id, limits, [new_id() for _ in range(limits.group_sessions)])
+        return group_starts.start_group(conn, run_id, limits, [new_id() for _ in range(limits.most_sessions)])
 
 
 def play(db: Database, run_id: str, session_id: str, limits: Limits, value: float | None, **end: Any) -> str:

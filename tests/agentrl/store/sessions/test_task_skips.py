@@ -22,7 +22,7 @@ from agentrl.errors import RequestError
 from agentrl.store import Database, activity, runs, task_rows
 from agentrl.store.audit import run_audit
 from agentrl.store.db.codec import new_id
-from agentrl.store.sessions import group_starts, task_skips
+from agentrl.store.sessions import group_starts, task_skips, task_success
 from agentrl.store.sessions.ends import sealing
 from agentrl.store.sessions.session_limits import Limits
 from agentrl.store.tables import groups, skipped_tasks, tasks
@@ -184,7 +184,7 @@ def test_only_the_last_groups_count(db, limits):
         for _ in range(TASKS):
             group(db, run_id, replace(limits, curriculum=None), values=values)
         with db.read() as conn:
-            of_task.append(task_skips.success_rate(conn, run_id, task_id, CURRICULUM))
+            of_task.append(task_success.success_rate(conn, run_id, task_id, CURRICULUM))
     assert of_task == [0.0, 0.5, 1.0]
 
 

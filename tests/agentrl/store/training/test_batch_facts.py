@@ -132,7 +132,7 @@ def test_a_group_is_of_the_source_that_its_task_was_drawn_from(db, run_id, limit
         assert batch_facts.task_sources(conn, "no step") == {}
     with db.write() as conn:  # positions count the sources in turn
         conn.execute(
-            text("INSERT INTO task_sources SELECT run_id, 1, 'more', 1.0, 0, 0, 0, true, NULL FROM task_sources")
+            text("INSERT INTO task_sources SELECT run_id, 1, 'more', 1.0, 0, 0, 0, true, NULL, NULL FROM task_sources")
         )
         moved = "UPDATE tasks SET position = 9 WHERE id = (SELECT task_id FROM groups WHERE id = :id)"
         conn.execute(text(moved), {"id": drawn.group_id})

@@ -1,0 +1,1 @@
+"""Replays: groups with a rare success that later steps train once more."""

@@ -1,0 +1,1 @@
+"""Running averages over the steps of a run: of the weights, and of the noise of gradients."""
