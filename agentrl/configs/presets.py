@@ -93,7 +93,7 @@ PRESETS: dict[str, Preset] = {
     ),
     "remax": Preset(
         title="ReMax",
-        paper="ReMax: A Simple, Effective, and Efficient Method, arXiv 2310.10505, section 3",
+        paper="ReMax: A Simple, Effective, and Efficient Method, arXiv 2310.10505",
         formula="A_i = R_i − R of the group's greedy episode;  −min(ρA, clip(ρ, 1−ε, 1+ε)A), sum over each sequence, "
         "mean over all",
         suits="few samples of each task, even one, without a critic",

@@ -35,7 +35,7 @@ def baselines(returns: Float64, tokens: Float64, algorithm: Algorithm, greedy: f
     length_weighted  Σ l_j R_j / Σ l_j. OPO, arXiv 2505.23585: the baseline of least variance, if a gradient's
                      squared norm grows with the length l.
     max_at_k         `max_at_k`.
-    greedy           that of the greedy episode. ReMax, arXiv 2310.10505, section 3: b(x) = r(x, ā), ā_t ∈ argmax π.
+    greedy           that of the greedy episode. ReMax, arXiv 2310.10505: b(x) = r(x, ā), ā_t ∈ argmax π.
     none             0.
 
     `baseline_shift` is added to all but `max_at_k`. AsymRE, arXiv 2506.20520: R − (V + δV).

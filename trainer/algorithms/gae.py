@@ -37,7 +37,7 @@ def gae(
 
     Time runs over the S steps of each trajectory: its loss tokens, or its turns. After the last one V is `ends_R`, (R,)
     by trajectory: the value of the state in which a limit ended the episode, and 0 at an episode's own end; None: 0
-    everywhere. arXiv 1506.02438, eq. 16; "partial-episode bootstrapping", arXiv 1712.00378, section 4, eq. 6.
+    everywhere. arXiv 1506.02438, eq. 16; "partial-episode bootstrapping", arXiv 1712.00378.
     """
     next_S = torch.zeros_like(values_S) if ends_R is None else trajectories.spread(ends_R)
     goes_on_S = trajectories.of_S[1:] == trajectories.of_S[:-1]
