@@ -1,15 +1,17 @@
 """Compares distillation from a teacher with rewards alone: the tokens that a student samples until it is as good.
 
     python benchmarks/distillation.py --out benchmarks/results/distillation.json --figure docs/assets/distillation.png
-    python benchmarks/distillation.py --config agents/demo.yaml --noise 0.05 --every 1
+    python benchmarks/distillation.py --config agents/demo.yaml --noise 0.1 --minibatches 4 --steps 16 \\
+        --taught-steps 6 --ways reward,full --tasks 32 --every 1
 
-All runs are `agentrl train CONFIG` on the real engine. The teacher is what the configuration makes with another seed.
-The student is the base model, with normal noise of --noise times the deviation of each tensor added to it. It learns
-from rewards (`reward`), or from the teacher alone (`sampled`, `full`), with the same learning rate and batches.
+All runs are `agentrl train CONFIG` on the real engine. The teacher is what the configuration makes with another seed,
+or the run in the folder --teacher. The student is the base model, with normal noise of --noise times the deviation of
+each tensor added to it. It learns from rewards (`reward`), or from the teacher alone (`sampled`, `full`), with the same
+learning rate, batches and minibatches.
 
 - `held_out/teacher`: held-out reward of the teacher at temperature 1. `held_out/WAY`: of the student after its steps.
 - `tokens/WAY`: loss tokens until an evaluation (every --every steps) reaches 95 % of the teacher's reward; all tokens
-  of the run if none does. The ratio is to `tokens/reward`.
+  of the run if none does. The ratio is to `tokens/reward`. `reached/WAY`: the share of the students that reached it.
 """
 
 from __future__ import annotations
@@ -45,7 +47,7 @@ WAYS: dict[str, list[str]] = {
 }
 ENOUGH = 0.95
 """Share of the teacher's reward that a student must reach."""
-TEACHERS_SEED = 1000
+TEACHER = ["seed=1000"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,28 +70,42 @@ def main() -> None:
         seeds=(int, 3, "students of each way"),
         noise=(float, 0.0, "noise on the student's weights, in deviations of each tensor"),
         every=(int, 3, "steps between two evaluations"),
+        tasks=(int, 64, "held-out tasks of an evaluation"),
+        minibatches=(int, 1, "optimizer steps for each batch"),
+        steps=(int, 0, "steps of a student that learns from rewards; 0: the configuration's"),
+        taught_steps=(int, 0, "steps of a student that learns from the teacher; 0: as many"),
+        ways=(str, ",".join(WAYS), "how students learn, in order"),
+        teacher=(str, "", "the folder of a finished run that made the teacher"),
         figure=(str, "", "write the curves here, as PNG or SVG"),
     )
-    base = resolve_model(load_config(options.config).model)
-    found: dict[str, list[Student]] = {way: [] for way in WAYS}
+    config = load_config(options.config)
+    base, steps = resolve_model(config.model), options.steps or config.steps
+    found: dict[str, list[Student]] = {way: [] for way in options.ways.split(",")}
     with tempfile.TemporaryDirectory(prefix="agentrl-distillation-") as name:
         folder = Path(name)
-        teacher = trained(folder / "teacher", options.config, [f"seed={TEACHERS_SEED}"])
+        teacher = Path(options.teacher) if options.teacher else trained(folder / "teacher", options.config, TEACHER)
         known = evaluated(teacher).rewards[-1]
         print(f"teacher: {known:.3f}", flush=True)
         for seed in range(options.seeds):
             student = perturbed(base, folder / f"student-{seed}", options.noise, seed)
             shared = [f"model={student}", f"seed={seed}", f"evaluation.every={options.every}"]
-            for way, overrides in WAYS.items():
-                taught = [f"trainer.teacher={teacher / 'model'}"] if overrides else []
-                run = trained(folder / f"{way}-{seed}", options.config, [*shared, *overrides, *taught])
+            shared += [f"evaluation.size={options.tasks}", "evaluation.hold=true"]
+            shared += [f"trainer.minibatches={options.minibatches}"]
+            for way in found:
+                own = [*WAYS[way], f"steps={steps}"]
+                if WAYS[way]:
+                    own = [*WAYS[way], f"trainer.teacher={teacher / 'model'}", f"steps={options.taught_steps or steps}"]
+                run = trained(folder / f"{way}-{seed}", options.config, [*shared, *own])
                 one = evaluated(run)
                 found[way].append(one)
-                print(f"seed {seed} {way}: {one.rewards[0]:.3f} -> {one.rewards[-1]:.3f}", flush=True)
-    report = harness.Report("distillation", notes={"config": options.config.name, "noise": options.noise})
+                curve = ", ".join(f"{n:.0f} {reward:.3f}" for n, reward in zip(one.tokens, one.rewards, strict=True))
+                print(f"seed {seed} {way}: tokens and held-out rewards {curve}", flush=True)
+    notes = {name: getattr(options, name) for name in ("noise", "minibatches", "every", "tasks")}
+    report = harness.Report("distillation", notes={"config": options.config.name, **notes})
     report.add("held_out/teacher", [known], "")
     for way, students in found.items():
         report.add(f"held_out/{way}", [one.rewards[-1] for one in students], "")
+        report.add(f"reached/{way}", [float(max(one.rewards) >= ENOUGH * known) for one in students], "")
     report.compare(
         "tokens", {way: [one.tokens_to(ENOUGH * known) for one in s] for way, s in found.items()}, "", "reward"
     )
