@@ -65,6 +65,8 @@ def episodes(conn: Connection, run_id: str, *, version: int | None = None, since
         .group_by(sessions.c.group_id)
     )
     versions = {group_id: (low, high) for group_id, low, high in spans}  # calls of sub-agents included
+    if not rows:
+        return []
     best_of = (runs.get(conn, run_id).config.get("evaluation") or {}).get("best_of")
     found = []
     for row in rows:

@@ -26,7 +26,14 @@ def tasks(run_id: str, count: int, ids: Ids, at: float, seed: int) -> tuple[list
     found: list[Json] = []
     for number, (name, weight) in enumerate(SOURCES.items()):
         stored = max(1, round(count * weight / total))
-        facts = {"stored": stored, "rows_read": stored, "complete": True, "content": None, "block": BLOCK}
+        facts = {
+            "stored": stored,
+            "rows_read": stored,
+            "complete": True,
+            "content": None,
+            "block": BLOCK,
+            "window": None,
+        }
         sources.append({"run_id": run_id, "source": number, "name": name, "weight": weight, **facts})
         for k in range(stored):
             data = codec.json_text(task(k, name, rng))

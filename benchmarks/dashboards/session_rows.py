@@ -82,6 +82,7 @@ def add(rows: Rows, group_id: str, index: int, episode: Episode) -> list[Path]:
             "status": episode.status,
             "seq": len(recorded),
             "is_eval": episode.label is not None,
+            "is_baseline": False,
             "built": not (is_open or is_closing),
             "trajectories": None if is_open or is_closing or episode.label is not None else 0,
             "metadata": "{}" if episode.label is None else codec.json_text(episode.label.metadata),

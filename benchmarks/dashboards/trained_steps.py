@@ -91,6 +91,7 @@ class StepTotals:
             "version_after": self.number if done else None,
             "max_staleness": MAX_STALENESS,
             "turn_discount": 1.0,
+            "reward_scaling": None,
             "estimator": "grpo" if done else None,
             "batch_digest": f"{rng.getrandbits(128):032x}" if done else None,
             "groups": self.groups,

@@ -8,7 +8,6 @@ import aiohttp
 import numpy as np
 import pytest
 
-from agentrl.engine.server_process import Server
 from agentrl.engine.sglang.sglang_scoring import SGLangScoring
 
 from .servers import PROMPT, marked
@@ -32,8 +31,8 @@ async def test_given_tokens_are_scored_from_any_position(url: str) -> None:
             assert len(part.texts) == len(PROMPT) - start
 
 
-@pytest.mark.engine
-async def test_a_server_scores_as_the_model_does(sglang_engine: Server, tiny_model: Path) -> None:
+@pytest.mark.parametrize("url", marked("sglang"), indirect=True)
+async def test_a_server_scores_as_the_model_does(url: str, tiny_model: Path) -> None:
     """At temperature 1."""
     import torch
     from transformers import AutoModelForCausalLM
@@ -43,5 +42,5 @@ async def test_a_server_scores_as_the_model_does(sglang_engine: Server, tiny_mod
         every = torch.log_softmax(lm(input_ids=torch.tensor([PROMPT])).logits[0, :-1].double(), -1)
     expected = every.gather(1, torch.tensor(PROMPT)[1:, None])[:, 0].numpy()
     async with aiohttp.ClientSession() as http:
-        scored = await SGLangScoring(sglang_engine.url, http).score(PROMPT, 1, 60.0)
+        scored = await SGLangScoring(url, http).score(PROMPT, 1, 60.0)
     np.testing.assert_allclose(scored.logprobs, expected, atol=1e-3)
