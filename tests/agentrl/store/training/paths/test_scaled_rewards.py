@@ -16,6 +16,8 @@ from agentrl.store.tables import trajectories as paths
 from agentrl.store.training import batch_facts
 from agentrl.store.training import steps as training_steps
 
+pytestmark = pytest.mark.long_on("postgresql")
+
 
 @pytest.fixture
 def history(db: Database) -> History:

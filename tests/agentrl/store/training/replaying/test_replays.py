@@ -29,6 +29,7 @@ from agentrl.store.tables import steps as steps_table
 from agentrl.store.training import rewards, step_resume, steps
 from agentrl.store.views.results import step_batch
 
+pytestmark = pytest.mark.long_on("postgresql")
 RULE = Replay(success=1.0, most_rate=0.25, times=1, most=1)
 RARE, NEVER, OFTEN = (0.0, 1.0, 0.0, 0.0), (0.0,) * 4, (1.0, 1.0, 0.0, 0.0)
 
@@ -158,11 +159,10 @@ def test_a_step_that_is_rolled_back_gives_its_replay_back(db, run_id, played):
             assert rare in groups_of(batch)
         assert audited(db, run_id) == []
     with db.read() as conn:
-        steps_of = conn.execute(select(replays.c.step_id.distinct())).scalars().all()
+        steps_of = conn.execute(select(replays.c.step_id).distinct()).scalars().all()
     assert len(steps_of) == 3  # two of them were rolled back, and stay on record
 
 
-@pytest.mark.long_on("postgresql")
 def test_a_lease_that_is_undone_replays_nothing(db, run_id, played):
     rare, _ = played.play(0, RARE, NEVER)
     played.train(1)
@@ -226,7 +226,6 @@ def test_ranks_know_which_groups_are_replayed(db, run_id, played):
         ("UPDATE trajectories SET state = 'ready', lease_step_id = NULL WHERE id = :one", "but 1 steps train it once"),
     ],
 )
-@pytest.mark.long_on("postgresql")
 def test_the_audit_names_replays_that_are_not_on_record(db, run_id, played, sql, said):
     rare, _ = played.play(0, RARE, NEVER)
     first = played.train(1)
