@@ -11,7 +11,7 @@ import os
 import socket
 import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
@@ -139,6 +139,14 @@ class World:
     def gather(self, values: Tensor) -> Tensor:
         """Every data rank's 1-D tensor, one after another, on the CPU. Collective; lengths may differ."""
         return torch.cat(self.everyones(values.cpu())[:: self.mesh.sharing])
+
+    def everyones_from(self, work: Callable[[], T]) -> list[T]:
+        """Every rank's result of its own `work`, by rank, on every rank. It may take hours. Collective."""
+        with ThreadPoolExecutor(1, thread_name_prefix="work") as threads:
+            made = threads.submit(work)
+            while not all(self.everyones(bool(wait([made], HEARTBEAT_S).done))):
+                pass
+            return self.everyones(made.result())
 
     def everyones(self, value: T) -> list[T]:
         """Every rank's object, by rank, on every rank. Collective."""

@@ -270,7 +270,7 @@ def _accumulate_gradients(
                 backward(update.passes.policy, loss, update.world, more=more)
             if update.noise is not None and i == 1 < len(packs):
                 with times.reading("update"):
-                    first_norm = float(gradient_norm(update.passes.policy))
+                    first_norm = update.world.share(float(gradient_norm(update.passes.policy)))  # equal on all ranks
         if update.learner:
             critic = update.learner.critic
             with times.reading("forward"):

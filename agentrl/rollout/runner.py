@@ -84,8 +84,11 @@ def is_finished(run: Mapping[str, Any]) -> bool:
 
 
 def sessions_of(group: Json) -> list[Json]:
-    """The sessions of a started group (`POST /groups`), each with the group's id and its number of sessions."""
-    of_group = {"group_id": group["group_id"], "group_size": len(group["sessions"])}
+    """The sessions of a started group (`POST /groups`), each with the group's id and its number of samples, of which
+    the greedy session is none.
+    """
+    samples = sum(not session.get("is_baseline") for session in group["sessions"])
+    of_group = {"group_id": group["group_id"], "group_size": samples}
     return [session | of_group for session in group["sessions"]]
 
 
@@ -99,7 +102,7 @@ async def _play_group(
 ) -> None:
     data = group["task"]["data"]
     of_group = sessions_of(group)
-    verdict = GroupVerdict(accept, data, sum(not session.get("is_baseline") for session in of_group))
+    verdict = GroupVerdict(accept, data, of_group[0]["group_size"])
     played: list[asyncio.Task[Outcome]] = []
     try:
         async with asyncio.TaskGroup() as sessions:

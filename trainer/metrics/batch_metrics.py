@@ -123,7 +123,7 @@ def batch_metrics(batch: BatchOutline, advantages: AdvantageFacts) -> Metrics:
         "reward/min": float(returns.min()),
         "reward/max": float(returns.max()),
         **_greedy(batch),
-        "truncated_episodes": len({t.episode_id for t in batch.trajectories if t.truncated}) / len(returns),
+        "truncated_episodes": len({t.episode_id for t in batch.fresh if t.truncated}) / len(returns),
         **_advantages(batch, advantages),
         **_ages(batch),
         **_lengths(batch.fresh),
@@ -133,7 +133,7 @@ def batch_metrics(batch: BatchOutline, advantages: AdvantageFacts) -> Metrics:
 
 def _greedy(batch: BatchOutline) -> Metrics:
     """The mean return of the groups' greedy episodes, if there are any."""
-    found = {t.group_id: t.greedy_return for t in batch.trajectories if t.greedy_return is not None}
+    found = {t.group_id: t.greedy_return for t in batch.fresh if t.greedy_return is not None}
     return {"reward/greedy": sum(found.values()) / len(found)} if found else {}
 
 
@@ -210,7 +210,7 @@ def outcome_metrics(batch: BatchOutline, facts: BatchFacts) -> Metrics:
     returns by source, what agents measured, calls that were cut off.
     """
     by_source: dict[str, dict[str, float]] = {}
-    for t in batch.trajectories:
+    for t in batch.fresh:
         if source := facts.sources.get(t.group_id):
             by_source.setdefault(source, {})[t.episode_id] = t.episode_return
     returns = {source: list(of_episodes.values()) for source, of_episodes in by_source.items()}

@@ -18,8 +18,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from agentrl.configs.episodes.teachers import is_folder, teachers_of
 from agentrl.configs.resources_config import TrainerSizes
 from agentrl.configs.trainer_config import TrainerConfig
+from agentrl.errors import UserError
 from agentrl.trainer.batches.share import Share
 from agentrl.trainer.distributed import World
 from agentrl.trainer.metrics.devices import Device
@@ -92,6 +94,7 @@ def trace_step(
 
     Raises UserError or ModelFolderError where the trainer would, before it asks for memory.
     """
+    config = _plannable(config)
     costs, messages = OpCosts(machine.device), CollectiveTrace(machine.gpus)
     memory = MemoryTrace()
 
@@ -126,6 +129,17 @@ def trace_step(
     sizes_of = [(p.numel(), p.requires_grad) for p in models.policy.parameters()]
     parameters, trained = sum(n for n, _ in sizes_of), sum(n for n, trains in sizes_of if trains)
     return StepTrace(memory.peaks, resting, clock.efforts, passes, parameters, trained, not why, why)
+
+
+def _plannable(config: TrainerConfig) -> TrainerConfig:
+    """The settings without what does not change a step's size. Raises UserError for teachers that cannot be traced."""
+    one = [*map(is_folder, teachers_of(config.teacher))] in ([], [True])
+    if not one or config.algorithm.compares_vocabularies:
+        raise UserError(
+            "trainer.teacher: a plan can have one teacher that is a model, with algorithm.distill: sampled; plan "
+            "without the teacher, and leave room for it"
+        )
+    return config.model_copy(update={"critic_from": None})  # the critic's shape is the policy's
 
 
 class Clock:

@@ -73,15 +73,16 @@ def held_bytes(config: UpdateConfig, dtype: str, shape: Shape, shards: int) -> i
     learns = 0 if config.lora.rank else sum(b.parameters for b in shape.blocks[-trained:])
     learned_ends = 0 if config.lora.rank or config.train_layers else ends
     own = FLOAT32 * (blocks + ends) + 3 * FLOAT32 * (learns + learned_ends)  # master weights; gradients and two moments
-    models = 1
+    models, averaged = 1, 0
     if isinstance(config, TrainerConfig):
         models += config.algorithm.needs_critic
+        averaged = FLOAT32 * (learns + learned_ends) * (config.average is not None)  # of the policy alone
         own += FLOAT32 * (learns + learned_ends) * config.algorithm.needs_reference
     gathered = blocks if config.keep_gathered else 2 * max(block.parameters for block in shape.blocks)
     work = (
         size * (gathered + ends) + (size + FLOAT32) * learned_ends + FLOAT32 * (learns if config.keep_gathered else 0)
     )
-    held = 0 if config.cpu_offload else models * own // shards
+    held = 0 if config.cpu_offload else (models * own + averaged) // shards
     return held + models * work + HEAD_BYTES + PROCESS_BYTES
 
 

@@ -23,7 +23,7 @@ from agentrl.configs.proxy_config import UpstreamConfig
 from agentrl.configs.run_config import RunConfig
 from agentrl.domain.schemas import Float32, TrajectoryTokens
 from agentrl.engine.sglang.sglang_scoring import Scored, SGLangScoring
-from agentrl.errors import EngineError, EngineKeyRefused, EngineRejected, UserError, root_cause
+from agentrl.errors import AgentRLError, EngineError, EngineKeyRefused, EngineRejected, UserError, root_cause
 from agentrl.models.same_tokens import check_same_texts, check_same_tokens
 from agentrl.trainer.distributed import World
 from agentrl.trainer.run_lineage import Lineage
@@ -53,22 +53,34 @@ class TeacherServers:
         """(T',) the server's logprobs at sampled tokens, 0 elsewhere. Collective. Raises UserError for tokens that it
         cannot score, and when it does not answer.
         """
-        for one in read:
-            check_temperature(teacher, one)
         wanted = sorted(set().union(*self._world.everyones([one.trajectory_id for one in read])))
         known = self._world.share(self._lineage.teacher_logprobs(teacher, wanted))
         missing = [one for one in read if one.trajectory_id not in known] if self._world.counts else []
         new: dict[str, Float32] = {}
-        for theirs in self._world.everyones(self._asked(teacher, missing)):
+        problem: str | None = None
+        for theirs, error in self._world.everyones_from(lambda: self._asked(teacher, read, missing)):
             new |= theirs
+            problem = problem or error
         self._world.from_leader(lambda: self._lineage.keep_teacher_logprobs(teacher, new))
+        if problem is not None:
+            raise UserError(problem)
         return [spread(teacher, (known | new)[one.trajectory_id], one) for one in read]
 
-    def _asked(self, teacher: str, read: Sequence[TrajectoryTokens]) -> dict[str, Float32]:
+    def _asked(
+        self, teacher: str, read: Sequence[TrajectoryTokens], missing: Sequence[TrajectoryTokens]
+    ) -> tuple[dict[str, Float32], str | None]:
+        """Trajectory → logprobs of those that are `missing`, and the problem of this rank, which all of them raise."""
         try:
-            return asyncio.run(self._ask(teacher, read))
+            for one in read:
+                check_temperature(teacher, one)
+            return asyncio.run(self._ask(teacher, missing)), None
+        except AgentRLError as error:
+            return {}, str(error)
         except ExceptionGroup as errors:
-            raise root_cause(errors) from errors
+            cause = root_cause(errors)
+            if not isinstance(cause, AgentRLError):
+                raise cause from errors
+            return {}, str(cause)
 
     async def _ask(self, teacher: str, read: Sequence[TrajectoryTokens]) -> dict[str, Float32]:
         """Trajectory → (number of sampled tokens,) logprobs."""

@@ -153,7 +153,9 @@ class Mean:
         return stored in self._of[0]
 
     def read(self, stored: str) -> Tensor:
-        """The mean of a trained tensor, float32: Σ_i w_i θ_i with Σ_i w_i = 1. Two tensors are in memory."""
+        """The mean of a trained tensor, float32: Σ_i w_i θ_i with Σ_i w_i = 1. In memory are two tensors, and of fused
+        experts TAKEN_APART parameters of each checkpoint.
+        """
         if len(self._of) == 1:
             return self._of[0].read(stored)
         total = self._of[0].read(stored).float() * self.weights[0]

@@ -60,5 +60,7 @@ def own_stream(device: torch.device) -> Iterator[None]:
         return
     stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
     with torch.cuda.device(device), torch.cuda.stream(stream):
-        yield
-        stream.synchronize()
+        try:
+            yield
+        finally:
+            stream.synchronize()

@@ -196,17 +196,22 @@ class _Copier:
     def _tensor(self, tensor: Tensor) -> Tensor:
         if tensor.device.type == "meta" or tensor.layout is not torch.strided:
             return tensor
-        made = torch.empty(0, dtype=tensor.dtype, device=self._device)
+        made = torch.empty(0, dtype=tensor.dtype, device=self._beside(tensor))
         made.set_(self._storage(tensor), tensor.storage_offset(), tensor.size(), tensor.stride())
         if type(tensor) is not Tensor:
             made = Tensor._make_subclass(type(tensor), made, False)
             vars(made).update({name: self.copy(value) for name, value in vars(tensor).items()})
         return made
 
+    def _beside(self, tensor: Tensor) -> torch.device:
+        """Where its counterpart is: tensors on the CPU exchange storages, so theirs are there too."""
+        return HOST if tensor.device.type == "cpu" else self._device
+
     def _storage(self, tensor: Tensor) -> torch.UntypedStorage:
         live = tensor.untyped_storage()
         if live.data_ptr() not in self._storages:
-            empty = torch.empty(live.nbytes(), dtype=torch.uint8, device=self._device, pin_memory=self._pinned)
+            where = self._beside(tensor)
+            empty = torch.empty(live.nbytes(), dtype=torch.uint8, device=where, pin_memory=self._pinned)
             self._storages[live.data_ptr()] = empty.untyped_storage()
         return self._storages[live.data_ptr()]
 

@@ -44,8 +44,9 @@ class ScoredAgent:
         """Run an episode of the agent."""
         is_eval = bool(extra.get("is_eval"))
         session_id = extra["base_url"].partition("/sessions/")[2].partition("/")[0]
-        group_id = str(extra.get("group_id") or session_id)
-        size = 1 if is_eval or extra.get("is_baseline") else int(extra.get("group_size", 1))
+        is_alone = is_eval or bool(extra.get("is_baseline"))  # a greedy episode is no sample of its group
+        group_id = session_id if is_alone else str(extra.get("group_id") or session_id)
+        size = 1 if is_alone else int(extra.get("group_size", 1))
         about = {"is_eval": is_eval, "base_url": extra["base_url"], "api_key": extra["api_key"]}
         scored = False
 

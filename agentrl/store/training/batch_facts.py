@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import defaultdict
 from dataclasses import dataclass, field
 
-from sqlalchemy import ColumnElement, Connection, func, or_, select
+from sqlalchemy import ColumnElement, Connection, func, select, union_all
 
 from agentrl.domain.batches.reward_scaling import Moments, RewardScaling
 from agentrl.store import task_rows
@@ -102,8 +102,10 @@ def _stats(conn: Connection, step_id: str) -> dict[str, list[float]]:
 
 def in_batch(step_id: str) -> ColumnElement[bool]:
     """Whether a step trains a trajectory: it has leased it, or trains it once more."""
+    t = trajectories.alias()
     again = select(replays.c.trajectory_id).where(replays.c.step_id == step_id)
-    return or_(trajectories.c.lease_step_id == step_id, trajectories.c.id.in_(again))
+    leased = select(t.c.id).where(t.c.lease_step_id == step_id)
+    return trajectories.c.id.in_(union_all(leased, again))  # PostgreSQL uses no index for an OR with a subquery
 
 
 def sources(conn: Connection, step_id: str) -> dict[str, str]:

@@ -105,6 +105,7 @@ def _returns(conn: Connection, task_ids: Sequence[str]) -> dict[str, list[float]
                 groups.c.is_eval.is_(False),
                 t["return"].is_not(None),
                 sessions.c.parent_session_id.is_(None),
+                sessions.c.is_baseline.is_(False),
             )
             .group_by(groups.c.task_id, sessions.c.id)
         )

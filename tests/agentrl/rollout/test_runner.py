@@ -100,6 +100,7 @@ async def test_the_greedy_episode_is_played_and_is_none_of_the_rewards_that_a_fi
         accept=accept,
     )
     assert [extra.get("is_baseline", False) for _, extra in agent.calls] == [False, False, True] * 2
+    assert {extra["group_size"] for _, extra in agent.calls} == {2}
     assert judged == [[1.0, 2.0], [3.0, 4.0]]
     ends = list(proxy.sessions.values())
     assert ["reject_group" in session for session in ends] == [False, True, False] * 2

@@ -11,6 +11,13 @@ from memory_cases import CASES
 from memory_traces import trace_layers
 from validate_memory import compared
 
+from agentrl.configs.resources_config import TrainerSizes
+from agentrl.configs.trainer_config import TrainerConfig
+from agentrl.errors import UserError
+from agentrl.trainer.metrics.devices import labelled
+from agentrl.trainer.planning.step_trace import Machine, trace_step
+from agentrl.trainer.planning.workload import Workload
+
 WITHIN = 0.10
 SHORT = ["one rank, checkpointing"]
 
@@ -25,6 +32,18 @@ def test_the_predicted_peak_is_the_measured_one(tmp_path: Path) -> None:
 def test_the_predicted_peak_is_the_measured_one_of_every_case(tmp_path: Path) -> None:
     ratios = compared(list(CASES), tmp_path)
     assert {name: ratio for name, ratio in ratios.items() if abs(ratio - 1) > WITHIN} == {}
+
+
+@pytest.mark.parametrize(
+    ("teacher", "distill"), [("policy", "sampled"), ({"a": "tiny", "b": "x"}, "sampled"), ("tiny", "full")], ids=str
+)
+def test_teachers_that_cannot_be_traced_are_refused(teacher: Any, distill: str, tmp_path: Path) -> None:
+    algorithm = {"distill_coef": 1.0, "distill": distill}
+    hint = {"teacher_prompt": "hint"} if teacher == "policy" else {}
+    config = TrainerConfig.model_validate({"algorithm": algorithm, "teacher": teacher, **hint})
+    work = Workload(tokens=8, prompt=4, group_size=1, groups=1)
+    with pytest.raises(UserError, match=r"trainer\.teacher: a plan can have one teacher that is a model"):
+        trace_step(tmp_path, config, TrainerSizes(), Machine(labelled("H100-80")), work)
 
 
 @pytest.fixture(scope="module")

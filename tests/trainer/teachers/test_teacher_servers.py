@@ -139,7 +139,7 @@ def test_a_server_with_another_tokenizer_is_refused(setup: Setup, tmp_path: Path
     with FakeEngine(model_path=str(other)) as engine:
         monkeypatch.setattr(teacher_servers, "check_same_tokens", lambda *_: None)
         engine.text_of = lambda token: "another"
-        with pytest.raises(ModelFolderError, match=rf"{engine.url} has another tokenizer .* 'another' there"):
+        with pytest.raises(UserError, match=rf"{engine.url} has another tokenizer .* 'another' there"):
             setup.train(**taught(engine))
         assert len(engine.requests) == 1
         text = tiny.make_tokenizer()

@@ -1,7 +1,7 @@
 """The rewards of a step's batch as they are trained: normalised and clipped (`reward_scaling`).
 
     lease ──► statistics of the step before + the rewards of this batch ──► the step's `reward_scaling`
-    read, replay, export ──► recorded rewards, scaled by it
+    read, replay ──► recorded rewards, scaled by it (exported rows have the recorded ones)
 
 The lease freezes the batch's rewards, and a rolled-back step does not count, so the statistics follow the lineage.
 """

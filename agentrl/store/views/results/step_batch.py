@@ -7,7 +7,8 @@ from typing import Any
 from sqlalchemy import Connection, Row, Select, func, select
 
 from agentrl.domain.schemas import Json, StepState
-from agentrl.store.tables import groups, replays, step_trajectories, steps, tasks, trajectories
+from agentrl.store.tables import groups, step_trajectories, steps, tasks, trajectories
+from agentrl.store.training import batch_facts
 from agentrl.store.views.results import group_episodes
 
 MOST_GROUPS, MOST_PATHS, MOST_EARLIER = 256, 4096, 2048
@@ -18,9 +19,7 @@ def paths(conn: Connection, step: Row[Any]) -> list[Json]:
     """The trajectories that the step leased or trains once more, by group; the trained ones with their advantage."""
     t, of_step = trajectories.c, step_trajectories.c
     on = (of_step.trajectory_id == t.id) & (of_step.step_id == step.id)
-    rolled_back = (
-        step.state == StepState.ROLLED_BACK
-    )  # its trajectories are free again: only the trained ones are known
+    rolled_back = step.state == StepState.ROLLED_BACK  # its trajectories are free again: only trained ones are known
     query = (
         select(
             t.id, t.session_id, t.group_id, t.state, t.reason, t.tokens, t.trainable_tokens, t.min_version,
@@ -31,12 +30,7 @@ def paths(conn: Connection, step: Row[Any]) -> list[Json]:
         .order_by(t.group_id, t.id)
         .limit(MOST_PATHS)
     )  # fmt: skip
-    again = select(replays.c.trajectory_id).where(replays.c.step_id == step.id)
-    of_this = (
-        query.where(of_step.step_id == step.id)
-        if rolled_back
-        else query.where((t.lease_step_id == step.id) | t.id.in_(again))
-    )
+    of_this = query.where(of_step.step_id == step.id if rolled_back else batch_facts.in_batch(step.id))
     return [dict(row._mapping) for row in conn.execute(of_this)]
 
 
@@ -60,9 +54,7 @@ def members(conn: Connection, step: Row[Any]) -> list[Json]:
 
 def _group_ids(step: Row[Any]) -> Select[Any]:
     if step.state != StepState.ROLLED_BACK:
-        again = select(replays.c.trajectory_id).where(replays.c.step_id == step.id)
-        t = trajectories.c
-        return select(t.group_id).where((t.lease_step_id == step.id) | t.id.in_(again))
+        return select(trajectories.c.group_id).where(batch_facts.in_batch(step.id))
     return (
         select(trajectories.c.group_id)
         .join(step_trajectories, step_trajectories.c.trajectory_id == trajectories.c.id)

@@ -12,6 +12,7 @@ from agentrl.domain.ties import TIE
 from agentrl.store import task_rows
 from agentrl.store.tables import groups, sessions, tasks, trajectories
 from agentrl.store.training.batch_facts import SOURCE_KEYS
+from agentrl.store.training.trajectories import BASELINE
 
 SUCCESS = 1.0
 """The least return of a success, unless the run's curriculum gives another one."""
@@ -42,6 +43,7 @@ def newest(conn: Connection, run_id: str, most: int, success: float) -> list[OfG
     paths = select(recent.c.id, trajectories.c.session_id, func.max(trajectories.c["return"]).label("value")).join(
         trajectories, trajectories.c.group_id == recent.c.id
     )
+    paths = paths.where(trajectories.c.reason.is_distinct_from(BASELINE))  # a greedy episode is no sample
     if _has_children(conn, run_id):  # an episode with sub-agents counts once
         paths = paths.join(sessions, sessions.c.id == trajectories.c.session_id).where(
             sessions.c.parent_session_id.is_(None)

@@ -4,12 +4,13 @@ import json
 
 import pytest
 from play import begin, call, group, take
-from sqlalchemy import text
+from sqlalchemy import select, text
 
 from agentrl.domain.schemas import SessionStatus
 from agentrl.store.db import codec
 from agentrl.store.sessions import child_sessions, group_starts
 from agentrl.store.sessions.ends import sealing
+from agentrl.store.tables import trajectories
 from agentrl.store.training import batch_facts, rewards
 
 
@@ -137,3 +138,20 @@ def test_a_group_is_of_the_source_that_its_task_was_drawn_from(db, run_id, limit
         moved = "UPDATE tasks SET position = 9 WHERE id = (SELECT task_id FROM groups WHERE id = :id)"
         conn.execute(text(moved), {"id": drawn.group_id})
         assert batch_facts.task_sources(conn, batch.step_id) == {drawn.group_id: "more"}
+
+
+def test_a_batch_is_found_by_indexes_however_many_trajectories_there_are(db):
+    asked = select(trajectories.c.id).where(batch_facts.in_batch("step"))
+    with db.read() as conn:
+        if db.is_sqlite:
+            plan = conn.execute(text(f"EXPLAIN QUERY PLAN {_sql(asked, conn)}")).all()
+        else:
+            conn.exec_driver_sql("SET LOCAL enable_seqscan = off")  # the tables are empty, so it would be cheapest
+            plan = conn.exec_driver_sql(f"EXPLAIN {_sql(asked, conn)}").all()
+    lines = [str(row[-1]) for row in plan]
+    assert lines
+    assert [line for line in lines if "Seq Scan" in line or line.startswith("SCAN trajectories")] == [], lines
+
+
+def _sql(query, conn):
+    return query.compile(conn, compile_kwargs={"literal_binds": True}).string
