@@ -100,19 +100,25 @@ def main() -> None:
                 found[way].append(one)
                 curve = ", ".join(f"{n:.0f} {reward:.3f}" for n, reward in zip(one.tokens, one.rewards, strict=True))
                 print(f"seed {seed} {way}: tokens and held-out rewards {curve}", flush=True)
-    notes = {name: getattr(options, name) for name in ("noise", "minibatches", "every", "tasks")}
-    report = harness.Report("distillation", notes={"config": options.config.name, **notes})
+    report = summed(found, known)
+    report.notes |= {"config": options.config.name}
+    report.notes |= {name: getattr(options, name) for name in ("noise", "minibatches", "every", "tasks")}
+    if options.figure:
+        draw(found, known, Path(options.figure))
+    harness.finish(report, options.out)
+
+
+def summed(found: Mapping[str, list[Student]], known: float) -> harness.Report:
+    """The figures of students by how they learned, beside a teacher of the held-out reward `known`."""
+    report = harness.Report("distillation")
     report.add("held_out/teacher", [known], "")
     for way, students in found.items():
         report.add(f"held_out/{way}", [one.rewards[-1] for one in students], "")
         report.add(f"reached/{way}", [float(max(one.rewards) >= ENOUGH * known) for one in students], "")
-    report.compare(
-        "tokens", {way: [one.tokens_to(ENOUGH * known) for one in s] for way, s in found.items()}, "", "reward"
-    )
+    tokens = {way: [one.tokens_to(ENOUGH * known) for one in of_way] for way, of_way in found.items()}
+    report.compare("tokens", tokens, "", "reward")
     report.notes["curves"] = {way: [[one.tokens, one.rewards] for one in students] for way, students in found.items()}
-    if options.figure:
-        draw(found, known, Path(options.figure))
-    harness.finish(report, options.out)
+    return report
 
 
 def trained(folder: Path, config: Path, overrides: list[str]) -> Path:
