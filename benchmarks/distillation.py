@@ -175,7 +175,7 @@ def draw(found: Mapping[str, list[Student]], teacher: float, path: Path) -> None
     for color, (way, students) in zip(("#d1495b", "#edae49", "#2f6fde"), found.items(), strict=False):
         for index, one in enumerate(students):
             axes.plot(one.tokens, one.rewards, color=color, alpha=0.8, label=way if index == 0 else None)
-    axes.set(xlabel="loss tokens", ylabel="held-out reward", ylim=(0, 1))
+    axes.set(xlabel="loss tokens", ylabel="held-out reward", ylim=(0, 1.03))
     axes.grid(alpha=0.3)
     axes.legend()
     figure.savefig(path, dpi=150)

@@ -244,6 +244,13 @@ keeps the teacher's logprob of each token beside the others of its trainer (`tea
 tokens](data.md#facts-of-single-tokens)), and `agentrl replay` reads them: the advantages of a taught step are
 recomputed byte for byte, and under another credit with the same teacher.
 
+The figure shows SmolLM2-135M with noise on its weights (0.1 deviations of each tensor), two seeds, four minibatches a
+step. With `distill: full` it reaches 95 % of the teacher's held-out reward after 2,405 and 4,449 loss tokens. From
+rewards alone it needs 9,296 with the first seed, and has not reached it after 12,467 with the second
+(`benchmarks/distillation.py`).
+
+![Held-out reward by loss tokens, from the teacher and from rewards](assets/distillation.png)
+
 A teacher that the trainer loads has the precision and the sharding of the policy, never learns, and is in no
 checkpoint. `distill: full` needs `resources.trainer.context: 1`. To learn from what another model has sampled, see
 [distillation from a run](tuning.md#distillation-from-a-run).
