@@ -16,24 +16,18 @@ learning rate, batches and minibatches.
 
 from __future__ import annotations
 
-import json
-import os
 import shutil
-import sqlite3
-import subprocess
-import sys
 import tempfile
 from collections.abc import Mapping
-from contextlib import closing
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
-from typing import Any
 
 import harness
 import torch
 from matplotlib.figure import Figure
 from safetensors.torch import load_file, save_file
+from whole_runs import agentrl, published_steps, sampled_evaluations
 
 from agentrl.configs.config_files import load_config
 from agentrl.models import resolve_model
@@ -124,31 +118,16 @@ def summed(found: Mapping[str, list[Student]], known: float) -> harness.Report:
 def trained(folder: Path, config: Path, overrides: list[str]) -> Path:
     """The folder of a finished run. Raises SystemExit with the end of its log when it fails."""
     folder.mkdir()
-    log = folder / "train.log"
-    with log.open("wb") as out:
-        done = subprocess.run(
-            [sys.executable, "-m", "agentrl", "train", str(config.resolve()), *overrides],
-            cwd=folder,
-            env={name: value for name, value in os.environ.items() if name != "AGENTRL_DATABASE_URL"},
-            stdin=subprocess.DEVNULL,
-            stdout=out,
-            stderr=out,
-            check=False,
-        )
-    if done.returncode:
-        raise SystemExit(f"{folder.name}: exit status {done.returncode}\n{log.read_text()[-2000:]}")
+    agentrl(folder, folder / "train.log", "train", str(config.resolve()), *overrides)
     (run,) = (folder / "runs").iterdir()
     return run
 
 
 def evaluated(run: Path) -> Student:
     """The evaluations of a finished run at temperature 1."""
-    summary: dict[str, Any] = json.loads((run / "summary.json").read_text())
-    with closing(sqlite3.connect(run / "agentrl.db")) as conn:
-        rows = conn.execute("SELECT metrics FROM steps WHERE state = 'published' ORDER BY step").fetchall()
-    before = [0.0, *accumulate(json.loads(text)["tokens_trained"] for (text,) in rows)]
-    every = [(one["step"], one["settings"]["sampled"]["reward"]) for one in summary["evaluations"]]
-    return Student([before[step] for step, _ in every], [reward for _, reward in every])
+    before = [0.0, *accumulate(metrics["tokens_trained"] for metrics in published_steps(run).values())]
+    every = sampled_evaluations(run)
+    return Student([before[step] for step, _ in every], [found["reward"] for _, found in every])
 
 
 def perturbed(base: Path, folder: Path, noise: float, seed: int) -> Path:

@@ -23,14 +23,9 @@ for Reward Model Overoptimization", 2023).
 from __future__ import annotations
 
 import json
-import os
-import sqlite3
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -40,6 +35,7 @@ import yaml
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
+from whole_runs import Json, agentrl, published_steps, sampled_evaluations
 
 ROOT = Path(__file__).parents[1]
 QUICK = {
@@ -52,7 +48,6 @@ PAIRS = {"pairs_per_group": 4, "held_out": 128}
 MEASURED = 1e-9
 """Weight of the divergence from the first model: too small to change anything, so it is only measured."""
 TRUE, MODELLED = "true", "modelled"
-Json = dict[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -152,31 +147,17 @@ def play(folder: Path, base: Json, seed: int, options: Any) -> Course:
 
 def command(folder: Path, name: str, config: Json) -> None:
     """Run `agentrl NAME` with a configuration. Raises SystemExit with the end of its log when it fails."""
-    file, log = folder / f"{config['name']}.yaml", folder / f"{config['name']}.log"
+    file = folder / f"{config['name']}.yaml"
     file.write_text(yaml.safe_dump(config, sort_keys=False))
-    with log.open("wb") as out:
-        done = subprocess.run(
-            [sys.executable, "-m", "agentrl", name, file.name],
-            cwd=folder,
-            env={name: value for name, value in os.environ.items() if name != "AGENTRL_DATABASE_URL"},
-            stdin=subprocess.DEVNULL,
-            stdout=out,
-            stderr=out,
-            check=False,
-        )
-    if done.returncode:
-        raise SystemExit(f"{folder.name}, {name} {file.name}: exit {done.returncode}\n{log.read_text()[-2000:]}")
+    agentrl(folder, file.with_suffix(".log"), name, file.name)
 
 
 def course(runs: Path, wall_s: float) -> Course:
-    """What the runs in a folder have recorded."""
+    """The results of the runs in a folder."""
     lines = (runs / "preferences" / "metrics.jsonl").read_text().splitlines()
     accuracy = [one["held_out/accuracy"] for one in map(json.loads, lines) if "held_out/accuracy" in one][-1]
-    summary: Json = json.loads((runs / "modelled" / "summary.json").read_text())
-    with closing(sqlite3.connect(runs / "modelled" / "agentrl.db")) as conn:
-        rows = conn.execute("SELECT step, metrics FROM steps WHERE state = 'published' ORDER BY step").fetchall()
-    kl = {0: 0.0} | {step: json.loads(text)["kl_reference"] for step, text in rows}
-    found = [(one["step"], one["settings"]["sampled"]) for one in summary["evaluations"]]
+    kl = {0: 0.0} | {step: metrics["kl_reference"] for step, metrics in published_steps(runs / "modelled").items()}
+    found = sampled_evaluations(runs / "modelled")
     return Course(
         accuracy=accuracy,
         steps=[step for step, _ in found],

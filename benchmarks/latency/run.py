@@ -6,8 +6,6 @@ import json
 import os
 import shutil
 import sqlite3
-import subprocess
-import sys
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +13,7 @@ from statistics import fmean
 from typing import Any
 
 import yaml
+from whole_runs import agentrl
 
 NAME = "asynchrony"
 GROUPS_PER_STEP, GROUP_SIZE = 16, 4
@@ -55,20 +54,7 @@ def play(folder: Path, variant: Variant, seed: int, steps: int, lr: float) -> Re
     shutil.copyfile(Path(__file__).with_name("agent.py"), folder / "slow_tool.py")
     (folder / "config.yaml").write_text(yaml.safe_dump(config(variant, seed, steps, lr)))
     paths = [str(folder), *filter(None, [os.environ.get("PYTHONPATH")])]
-    env = {name: value for name, value in os.environ.items() if name != "AGENTRL_DATABASE_URL"}
-    log = folder / "train.log"
-    with log.open("wb") as out:
-        status = subprocess.run(
-            [sys.executable, "-m", "agentrl", "train", "config.yaml"],
-            cwd=folder,
-            env=env | {"PYTHONPATH": os.pathsep.join(paths)},
-            stdin=subprocess.DEVNULL,
-            stdout=out,
-            stderr=out,
-            check=False,
-        ).returncode
-    if status:
-        raise SystemExit(f"{variant.name}, seed {seed}: exit status {status}\n{log.read_text()[-2000:]}")
+    agentrl(folder, folder / "train.log", "train", "config.yaml", env={"PYTHONPATH": os.pathsep.join(paths)})
     return result(folder / "runs" / NAME)
 
 
