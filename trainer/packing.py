@@ -313,7 +313,9 @@ def microbatch(tree: PrefixTree, samples: Sequence[Sample], *, unpacked: bool) -
 
 
 def reading_of(own: Microbatch, samples: Sequence[Sample], passes: int = 0) -> Reading | None:
-    """What the teacher of some samples reads; None where that is the microbatch itself. `passes` as in `forest`."""
+    """The tokens that the teacher of these samples reads; None if they are the microbatch itself. `passes`: see
+    `forest`.
+    """
     taught = [s.taught for s in samples if s.taught is not None]
     if all(one.tokens is s.tokens for one, s in zip(taught, samples, strict=True)):
         return None

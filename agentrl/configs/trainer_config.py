@@ -261,9 +261,9 @@ class TrainerConfig(UpdateConfig):
     of other sources are not distilled.
     """
     teacher_prompt: Annotated[str, Field(min_length=1, max_length=1000)] | None = None
-    """What the teacher reads in place of a trajectory's first prompt ([privileged
-    prompts](algorithms.md#privileged-prompts)): `module:function`, called with the task and the prompt's messages; or
-    the name of a field of the task, whose text follows the last user message. null: what the policy reads.
+    """Replaces a trajectory's first prompt for the teacher ([privileged prompts](algorithms.md#privileged-prompts)). A
+    `module:function` is called with the task and the prompt's messages, and returns others; the name of a field of the
+    task adds its text after the last user message. null: the teacher reads the policy's prompt.
     """
     teacher_server: TeacherServerConfig = TeacherServerConfig()
     routing_replay: Literal["off", "engine"] = "off"

@@ -91,7 +91,7 @@ def position(draw: int, *, stored: int, complete: bool, block: int, key: str) ->
 
 
 def rising(draw: int, *, stored: int, width: float, over: int, key: str) -> tuple[int, int]:
-    """The pass and the position of a draw of a source of `stored` tasks in ascending order, all of which are there.
+    """The pass and the position of a draw. The source has `stored` tasks in ascending order, and no more will come.
 
     The first `over` draws, pass 0, are from a window of w = ⌈width · stored⌉ tasks. It begins at the task nearest to
     (stored − w) · draw / (over − 1): at the first draw it has the w easiest tasks, at the last one the w hardest.

@@ -84,8 +84,8 @@ def is_finished(run: Mapping[str, Any]) -> bool:
 
 
 def sessions_of(group: Json) -> list[Json]:
-    """The sessions of a started group (`POST /groups`), each with the group's id and its number of samples, of which
-    the greedy session is none.
+    """The sessions of a started group (`POST /groups`), each with the group's id and its number of samples. The greedy
+    session is no sample.
     """
     samples = sum(not session.get("is_baseline") for session in group["sessions"])
     of_group = {"group_id": group["group_id"], "group_size": samples}

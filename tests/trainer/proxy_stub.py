@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import threading
 import time
+from collections.abc import Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 from run_records import create_run
@@ -123,14 +124,35 @@ def play_groups(
         with database.write() as conn:
             new = group_starts.start_group(conn, run_id, limits, [codec.new_id() for _ in range(3)])
             for value, session_id in zip(values, new.session_ids, strict=True):
-                first, ids = _call(conn, run_id, session_id, None, [], prompt, rng, version)
-                _call(conn, run_id, session_id, first, ids, rng.integers(3, VOCABULARY, 2).tolist(), rng, version)
+                first, ids = record_call(conn, run_id, session_id, None, [], prompt, _output(rng), rng, version=version)
+                more = rng.integers(3, VOCABULARY, 2).tolist()
+                record_call(conn, run_id, session_id, first, ids, more, _output(rng), rng, version=version)
                 rewards.add(conn, session_id, value=value, discount=1.0)
                 sealing.end(conn, session_id, SessionStatus.COMPLETED, None, limits)
 
 
-def _call(conn, run_id, session_id, parent, before, delta, rng, version):
-    """A call that follows `before`; returns its id and all ids up to its end."""
+def _output(rng: np.random.Generator) -> list[int]:
+    return rng.integers(3, VOCABULARY, 4).tolist()
+
+
+def record_call(
+    conn: Any,
+    run_id: str,
+    session_id: str,
+    parent: str | None,
+    before: list[int],
+    delta: list[int],
+    output: list[int],
+    rng: np.random.Generator,
+    *,
+    version: int = 0,
+    system: Json | None = None,
+    said: Sequence[Json] = (),
+    answer: Json | None = None,
+) -> tuple[str, list[int]]:
+    """A call whose prompt is `before` and `delta`, and whose new messages are `said`; returns its id and all ids up to
+    its end.
+    """
     call_id = codec.new_id()
     call_intents.begin(
         conn,
@@ -145,6 +167,7 @@ def _call(conn, run_id, session_id, parent, before, delta, rng, version):
             replica="r",
             params={},
             temperature=1.0,
+            system=None if system is None else codec.Content.of([system]),
             tools=None,
             fork_reason=None,
             bridged=bool(parent),
@@ -155,7 +178,6 @@ def _call(conn, run_id, session_id, parent, before, delta, rng, version):
             created_at=time.time(),
         ),
     )
-    output = rng.integers(3, VOCABULARY, 4).tolist()
     call_outcomes.finish(
         conn,
         call_id,
@@ -163,12 +185,12 @@ def _call(conn, run_id, session_id, parent, before, delta, rng, version):
         call_outcomes.Outcome(
             status=InteractionStatus.COMPLETE,
             conversation_key=b"k",
-            new_messages=[],
-            answer={},
+            new_messages=list(said),
+            answer=answer or {},
             prompt_delta_ids=list(delta),
             output_ids=output,
-            logprobs=rng.normal(-4, 0.3, 4).tolist(),
-            spans=[VersionSpan(version=version, start=0, end=4)],
+            logprobs=rng.normal(-4, 0.3, len(output)).tolist(),
+            spans=[VersionSpan(version=version, start=0, end=len(output))],
             finish_reason="stop",
             engine_url="e",
             cached_tokens=0,

@@ -44,8 +44,8 @@ def jensen_shannon(log_p_CV: Tensor, log_q_CV: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def recorded_kl(logits_CV: Tensor, ids_CK: Tensor, log_q_CK: Tensor) -> tuple[Tensor, Tensor]:
-    """(C,) the forward KL divergence from a teacher of which only some tokens are known, and (C, V) its derivatives by
-    the logits. Ids below 0 fill up rows; they count for nothing.
+    """(C,) the forward KL divergence from a teacher whose logprobs are known for some tokens only, and (C, V) its
+    derivatives by the logits. Ids below 0 fill up rows; they count for nothing.
 
     D = Σ_k q_k (log q_k − log p_k) + q_r (log q_r − log p_r), r: all other tokens as one, q_r = 1 − Σ q_k;
     ∂D/∂z_v = p_v − q_v of a known token, p_v (1 − q_r / p_r) of another one. It is at most the divergence over the

@@ -18,7 +18,7 @@ from agentrl.domain.schemas import Float32, TrajectoryTokens
 from agentrl.trainer.packing import Taught
 
 Reads = Callable[[Sequence[TrajectoryTokens]], Sequence[TrajectoryTokens | None]]
-"""What the teacher of each trajectory reads; None: it is not taught."""
+"""The tokens that each trajectory's teacher reads; None for a trajectory that is not taught."""
 Ask = Callable[[str, Sequence[TrajectoryTokens]], Sequence[Float32]]
 """(server, what it reads) → (T',) its logprobs at sampled tokens, 0 elsewhere. Collective."""
 

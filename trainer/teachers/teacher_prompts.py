@@ -38,7 +38,7 @@ class TeacherPrompts:
         self._write, self._renderer, self._database = write, renderer, database
 
     def __call__(self, trajectories: Sequence[TrajectoryTokens]) -> list[TrajectoryTokens | None]:
-        """What the teacher of each trajectory reads; None where there is no prompt for it, or no room in the context.
+        """The tokens that each trajectory's teacher reads; None without a prompt for it, or room in the context.
 
         Raises UserError for a prompt that cannot be written or rendered.
         """

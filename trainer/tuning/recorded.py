@@ -47,8 +47,8 @@ def read(database: Database, data: DataConfig) -> list[TrajectoryTokens]:
 
 
 def upstream_answers(database: Database, data: SftDataConfig) -> list[UpstreamAnswer]:
-    """What the upstream answered. Raises UserError for an unknown run, and for an upstream that answered nothing, with
-    the nearest one that the run has.
+    """The answers of the upstream in the run. Raises UserError for an unknown run, and for an upstream without answers,
+    with the nearest name of one that has some.
     """
     assert data.run is not None
     assert data.upstream is not None

@@ -59,7 +59,9 @@ class Moments(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Scale:
-    """What is trained of a component's recorded values, which are `weight` times the function's."""
+    """How recorded values of a component become those that are trained. A recorded value is `weight` times the
+    function's.
+    """
 
     normalize: Normalize = "none"
     clip: tuple[float, float] | None = None

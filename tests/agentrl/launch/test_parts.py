@@ -32,6 +32,12 @@ from agentrl.placement.hosts import Host
 from .local_config import config
 
 
+def a_plan(run: RunConfig, model: Path, **fields: Any) -> Plan:
+    """A plan of a run whose proxy has port 1, and its one engine port 2."""
+    own = {"database_url": "sqlite://", "admin_key": "a", "run_key": "r", "proxy_port": 1, "engine_ports": (2,)}
+    return Plan(**{"config": run, "model": model} | own | fields)
+
+
 def test_ports_are_distinct_and_none_is_opened_for_engines_that_already_run(tmp_path: Path, model: Path) -> None:
     proxy, engines = parts.choose_ports(config(tmp_path, model, resources={"engines": {"count": 3}}))
     assert len({proxy, *engines}) == 4
@@ -44,15 +50,7 @@ def test_ports_are_distinct_and_none_is_opened_for_engines_that_already_run(tmp_
 def test_engines_have_room_for_the_adapters_that_they_will_be_sent(
     tmp_path: Path, model: Path, lora: dict[str, Any], room: list[str]
 ) -> None:
-    plan = Plan(
-        config=config(tmp_path, model, trainer={"lora": lora}),
-        model=model,
-        database_url="sqlite://",
-        admin_key="a",
-        run_key="r",
-        proxy_port=1,
-        engine_ports=(2,),
-    )
+    plan = a_plan(config(tmp_path, model, trainer={"lora": lora}), model)
     (engine,) = parts.engines(plan)
     assert [rank for option, rank in pairwise(engine.argv) if option == "--max-lora-rank"] == room
 
@@ -69,16 +67,7 @@ def test_each_reward_model_of_a_component_has_one_scorer_that_the_workers_know(t
     run = config(tmp_path, model, reward={"components": components}, resources={"rollout_workers": 2})
     ports = parts.choose_scorer_ports(run, {1, 2})
     assert len({1, 2, *ports}) == 4
-    plan = Plan(
-        config=run,
-        model=model,
-        database_url="sqlite://",
-        admin_key="a",
-        run_key="r",
-        proxy_port=1,
-        engine_ports=(2,),
-        scorer_ports=ports,
-    )
+    plan = a_plan(run, model, scorer_ports=ports)
     first, second = parts.scorers(plan)
     assert (first.name, second.name) == ("scorer-0", "scorer-1")
     assert first.argv[-6:] == ["scorer", "runs/style/model", "--port", str(ports[0]), "--device", "auto"]
@@ -96,15 +85,7 @@ def test_a_run_without_reward_models_has_no_scorer(tmp_path: Path, model: Path) 
 
 def test_the_runs_seed_seeds_each_engine_with_another(tmp_path: Path, model: Path) -> None:
     def seeds(seed: int) -> list[int]:
-        plan = Plan(
-            config=config(tmp_path, model, seed=seed),
-            model=model,
-            database_url="sqlite://",
-            admin_key="a",
-            run_key="r",
-            proxy_port=1,
-            engine_ports=(2, 3),
-        )
+        plan = a_plan(config(tmp_path, model, seed=seed), model, engine_ports=(2, 3))
         return [int(engine.argv[engine.argv.index("--random-seed") + 1]) for engine in parts.engines(plan)]
 
     assert seeds(5) == seeds(5)
@@ -114,16 +95,7 @@ def test_the_runs_seed_seeds_each_engine_with_another(tmp_path: Path, model: Pat
 
 def test_only_a_run_that_is_told_to_may_start_over_without_its_checkpoints(tmp_path: Path, model: Path) -> None:
     def trainer(**flags: bool) -> list[str]:
-        plan = Plan(
-            config=config(tmp_path, model),
-            model=model,
-            database_url="sqlite://",
-            admin_key="a",
-            run_key="r",
-            proxy_port=1,
-            engine_ports=(2,),
-            **flags,
-        )
+        plan = a_plan(config(tmp_path, model), model, **flags)
         return parts.trainer(plan, lambda: True).argv
 
     assert trainer(from_base=True) == [*trainer(), "--from-base"]
@@ -172,16 +144,8 @@ def test_each_part_is_told_only_the_secrets_that_it_needs(
 
 def test_each_process_sees_its_gpus_and_gets_its_sizes(tmp_path: Path, model: Path) -> None:
     run = config(tmp_path, model, resources="sglang:d2t2+fsdp:d4", engine={"device": "cuda", "quantization": "fp8"})
-    plan = Plan(
-        config=run,
-        model=model,
-        database_url="sqlite://",
-        admin_key="a",
-        run_key="r",
-        proxy_port=1,
-        engine_ports=(2, 3),
-        assignment=parts.assign_to(run, (Host("h", tuple("abcdefgh")),), gpus=True),
-    )
+    assignment = parts.assign_to(run, (Host("h", tuple("abcdefgh")),), gpus=True)
+    plan = a_plan(run, model, engine_ports=(2, 3), assignment=assignment)
     first, second = parts.engines(plan)
     assert [part.env["CUDA_VISIBLE_DEVICES"] for part in (first, second)] == ["e,f", "g,h"]
     assert parts.trainer(plan, bool).env["CUDA_VISIBLE_DEVICES"] == "a,b,c,d"
@@ -191,16 +155,7 @@ def test_each_process_sees_its_gpus_and_gets_its_sizes(tmp_path: Path, model: Pa
 
 def shared_plan(run: RunConfig, model: Path) -> Plan:
     """Engine and trainer on one GPU."""
-    return Plan(
-        config=run,
-        model=model,
-        database_url="sqlite://",
-        admin_key="a",
-        run_key="r",
-        proxy_port=1,
-        engine_ports=(2,),
-        assignment=parts.assign_to(run, (Host("h", ("0",)),), gpus=True),
-    )
+    return a_plan(run, model, assignment=parts.assign_to(run, (Host("h", ("0",)),), gpus=True))
 
 
 def test_parts_on_one_gpu_take_turns(tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 import json
-import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from loop_setup import Setup
-from proxy_stub import PublishStub
+from proxy_stub import PublishStub, record_call
 from run_records import create_run
 from support import save_tiny_model
 
 from agentrl.configs.run_config import RunConfig
-from agentrl.domain.schemas import InteractionStatus, Json, SessionStatus, VersionSpan
-from agentrl.domain.tokens import TokenIds
+from agentrl.domain.schemas import Json, SessionStatus
 from agentrl.models import tiny
 from agentrl.rendering import Renderer, load_renderer
 from agentrl.store import Database
-from agentrl.store.calls import call_intents, call_outcomes
 from agentrl.store.db import codec
 from agentrl.store.sessions import group_starts, session_limits
 from agentrl.store.sessions.ends import sealing
@@ -75,7 +72,7 @@ class Chats(Setup):  # type: ignore[misc]
 
     @property
     def batch(self) -> Any:
-        """What the step leased."""
+        """The batch that the step leased."""
         (step,) = self.database.query(steps.of_run, self.run_id)
         return self.database.query(steps.batch, step.id)
 
@@ -116,50 +113,9 @@ def play(
 def call(
     conn: Any, run_id: str, session_id: str, parent: Any, before: list[int], delta: list[int], said: Any, rng: Any
 ) -> tuple[str, list[int]]:
-    """A call that follows `before`; returns its id and all ids up to its end."""
-    call_id = codec.new_id()
-    call_intents.begin(
-        conn,
-        call_intents.Intent(
-            id=call_id,
-            run_id=run_id,
-            session_id=session_id,
-            parent_id=parent,
-            dialect="openai.chat",
-            role="main",
-            digest="d",
-            replica="r",
-            params={},
-            temperature=1.0,
-            system=codec.Content.of([SYSTEM]) if said else None,
-            tools=None,
-            fork_reason=None,
-            bridged=bool(parent),
-            distribution_modified=False,
-            trainable=True,
-            prompt_tokens=len(before) + len(delta),
-            prompt_digest=TokenIds([*before, *delta]).digest,
-            created_at=time.time(),
-        ),
-    )
+    """A call that follows `before` and ends its answer; with `said`, the conversation has a system message."""
     output = [*rng.integers(40, 200, 5).tolist(), tiny.IM_END]
-    call_outcomes.finish(
-        conn,
-        call_id,
-        session_id,
-        call_outcomes.Outcome(
-            status=InteractionStatus.COMPLETE,
-            conversation_key=b"k",
-            new_messages=said,
-            answer={"role": "assistant", "content": "x"},
-            prompt_delta_ids=list(delta),
-            output_ids=output,
-            logprobs=rng.normal(-4, 0.3, len(output)).tolist(),
-            spans=[VersionSpan(version=0, start=0, end=len(output))],
-            finish_reason="stop",
-            engine_url="e",
-            cached_tokens=0,
-            first_token_at=None,
-        ),
+    system, answer = (SYSTEM if said else None), {"role": "assistant", "content": "x"}
+    return record_call(
+        conn, run_id, session_id, parent, before, delta, output, rng, system=system, said=said, answer=answer
     )
-    return call_id, [*before, *delta, *output]

@@ -40,8 +40,8 @@ def sft(**changes: Any) -> SftConfig:
 
 
 def items_with_distributions() -> list[Item]:
-    """Groups of conversations, of which some turns, and one whole conversation, have no recorded distribution; two
-    temperatures, and rows of different lengths.
+    """Groups of conversations at two temperatures, with rows of different lengths. Some turns have no recorded
+    distribution, and one conversation has none at all.
     """
     rng, items = np.random.default_rng(0), []
     for n, sample in enumerate(random_samples()):

@@ -96,7 +96,7 @@ async def test_the_verifier_waits_for_the_scorer_that_the_run_starts(url: str, m
     assert not asked.done()
 
     async def relay(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """What the scorer answers, at the address where it starts late."""
+        """Relay one request to the scorer, from the port where a scorer starts late."""
         head = (await reader.readuntil(b"\r\n\r\n")).decode().lower()
         body = await reader.readexactly(int(head.partition("content-length: ")[2].split()[0]))
         async with httpx.AsyncClient() as http:
