@@ -10,9 +10,9 @@ Everything is agentrl on the real engine. Each seed is three runs that begin wit
     reward-model  in each group, answers of a higher true reward against those of a lower one ──► a reward model
     train         --steps by the reward model's score alone; the true reward has weight 0: it is shown, not trained
 
---config is a run whose `reward` is one function, the true reward; the quick demo gets its own. With more steps the
-modelled reward goes on rising, and the true one follows as far as the reward model is right (Gao et al., "Scaling Laws
-for Reward Model Overoptimization", 2023).
+--config is a run whose `reward` is one function, the true reward; the quick demo gets `vowels:distinct_vowels`. With
+more steps the modelled reward goes on rising, and the true one follows as far as the reward model is right (Gao et al.,
+"Scaling Laws for Reward Model Overoptimization", 2023).
 
 - `accuracy`: share of held-out pairs that the reward model orders right.
 - `modelled/before`, `modelled/after`, `true/before`, `true/after`: held-out rewards at temperature 1, before the first
@@ -37,13 +37,16 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from whole_runs import Json, agentrl, published_steps, sampled_evaluations
 
-ROOT = Path(__file__).parents[1]
+HERE = Path(__file__).parent
+ROOT = HERE.parent
 QUICK = {
     "agent": "single_turn",
     "agent_args": {"template": "{words[0]}", "max_tokens": 6},
-    "reward": "agentrl.agents.reverse:reversal",
+    "reward": "vowels:distinct_vowels",
 }
-"""The quick demo as a run whose reward is a function."""
+"""The quick demo as a run whose reward is a function. While few answers have a vowel twice, the number of vowels, which
+is easier to learn, orders nearly all pairs of answers as the true reward does.
+"""
 PAIRS = {"pairs_per_group": 4, "held_out": 128}
 MEASURED = 1e-9
 """Weight of the divergence from the first model: too small to change anything, so it is only measured."""
@@ -73,12 +76,12 @@ def main() -> None:
         __doc__,
         config=(Path, ROOT / "agentrl" / "agents" / "demo-quick.yaml", "a run whose reward is one function"),
         seeds=(int, 3, "repetitions of all three runs"),
-        recorded=(int, 40, "steps by the true reward, whose answers are compared"),
-        epochs=(int, 3, "passes of the reward model over the pairs"),
+        recorded=(int, 20, "steps by the true reward, whose answers are compared"),
+        epochs=(int, 6, "passes of the reward model over the pairs"),
         lr=(float, 3e-4, "learning rate of the reward model"),
-        steps=(int, 60, "steps by the reward model"),
-        policy_lr=(float, 1e-4, "learning rate of the policy in these steps"),
-        every=(int, 5, "steps between two evaluations"),
+        steps=(int, 40, "steps by the reward model"),
+        policy_lr=(float, 3e-4, "learning rate of the policy in these steps"),
+        every=(int, 4, "steps between two evaluations"),
         figure=(str, "", "write the curves here, as PNG or SVG"),
     )
     base: Json = yaml.safe_load(options.config.read_text())
@@ -149,7 +152,7 @@ def command(folder: Path, name: str, config: Json) -> None:
     """Run `agentrl NAME` with a configuration. Raises SystemExit with the end of its log when it fails."""
     file = folder / f"{config['name']}.yaml"
     file.write_text(yaml.safe_dump(config, sort_keys=False))
-    agentrl(folder, file.with_suffix(".log"), name, file.name)
+    agentrl(folder, file.with_suffix(".log"), name, file.name, env={"PYTHONPATH": str(HERE)})
 
 
 def course(runs: Path, wall_s: float) -> Course:

@@ -75,7 +75,7 @@ def gains(folder: Path, world: World, *, rehearse: bool) -> Figures:
     of = subject(folder, world, rehearse=rehearse)
     shared = Shape(2, 4, 48, 16, shares_prompt=True) if rehearse else Shape(4, 8, 1536, 512, shares_prompt=True)
     tails = Shape(2, 4, 8, 40, sigma=1.0) if rehearse else Shape(4, 8, 64, 2048, sigma=1.0)
-    budget, rounds = (256, 1) if rehearse else (16_384, 3)
+    budget, rounds = (256, 1) if rehearse else (8192, 3)
     found: Figures = {}
 
     def taken(name: str, samples: list[Sample], *, tree: bool = True, packed: bool = True) -> None:
