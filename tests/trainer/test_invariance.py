@@ -249,9 +249,9 @@ def read(folder: Path) -> Computed:
 @pytest.mark.parametrize(
     ("ranks", "replicas"),
     [
-        pytest.param(2, 1, id="sharded", marks=pytest.mark.long),
+        pytest.param(2, 1, id="sharded"),
         pytest.param(2, 2, id="replicated", marks=pytest.mark.long),
-        pytest.param(4, 2, id="hybrid-gathered"),
+        pytest.param(4, 2, id="hybrid-gathered", marks=pytest.mark.long),
     ],
 )
 def test_several_ranks_compute_the_same_step_as_one(

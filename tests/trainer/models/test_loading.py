@@ -43,7 +43,8 @@ def test_tied_weights_stay_one_parameter(tmp_path: Path, world: World) -> None:
     assert lm.get_output_embeddings().weight is lm.get_input_embeddings().weight
 
 
-@pytest.mark.parametrize(("ranks", "replicas"), [(2, 1), pytest.param(4, 2, marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize(("ranks", "replicas"), [(2, 1), (4, 2)])
 def test_each_of_two_shards_reads_its_half(tmp_path: Path, ranks: int, replicas: int) -> None:
     folders = [save_kind(kind, tmp_path / kind) for kind in KINDS]
     folders.append(save_kind("qwen2-tied", tmp_path / "files", dtype=torch.bfloat16, shard="20KB"))
