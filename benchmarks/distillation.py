@@ -62,6 +62,7 @@ def main() -> None:
         __doc__,
         config=(Path, ROOT / "agentrl" / "agents" / "demo-quick.yaml", "the run"),
         seeds=(int, 3, "students of each way"),
+        first=(int, 0, "the first student's seed"),
         noise=(float, 0.0, "noise on the student's weights, in deviations of each tensor"),
         every=(int, 3, "steps between two evaluations"),
         tasks=(int, 64, "held-out tasks of an evaluation"),
@@ -80,7 +81,7 @@ def main() -> None:
         teacher = Path(options.teacher) if options.teacher else trained(folder / "teacher", options.config, TEACHER)
         known = evaluated(teacher).rewards[-1]
         print(f"teacher: {known:.3f}", flush=True)
-        for seed in range(options.seeds):
+        for seed in range(options.first, options.first + options.seeds):
             student = perturbed(base, folder / f"student-{seed}", options.noise, seed)
             shared = [f"model={student}", f"seed={seed}", f"evaluation.every={options.every}"]
             shared += [f"evaluation.size={options.tasks}", "evaluation.hold=true"]

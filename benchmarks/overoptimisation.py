@@ -76,7 +76,7 @@ def main() -> None:
         __doc__,
         config=(Path, ROOT / "agentrl" / "agents" / "demo-quick.yaml", "a run whose reward is one function"),
         seeds=(int, 3, "repetitions of all three runs"),
-        recorded=(int, 20, "steps by the true reward, whose answers are compared"),
+        recorded=(int, 12, "steps by the true reward, whose answers are compared"),
         epochs=(int, 6, "passes of the reward model over the pairs"),
         lr=(float, 3e-4, "learning rate of the reward model"),
         steps=(int, 40, "steps by the reward model"),
