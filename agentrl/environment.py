@@ -18,6 +18,8 @@ ENGINE_KEY = "AGENTRL_ENGINE_KEY"
 ENGINE_KEYS = "AGENTRL_ENGINE_KEYS"
 SCORERS = "AGENTRL_SCORERS"
 """JSON: reward model, as the configuration names it → address of the scorer that the run has started for it."""
+SCORER_KEY = "AGENTRL_SCORER_KEY"
+"""The key of an `agentrl scorer`. Rollout workers inherit it, since a reward names it as its `key_env`."""
 SECRETS = frozenset({RUN_KEY, ADMIN_KEY, DATABASE_URL, ENGINE_KEY, ENGINE_KEYS})
 """Variables that hold a secret. A database URL holds its password."""
 STORAGE_PREFIX = "AWS_"

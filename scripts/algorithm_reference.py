@@ -25,8 +25,8 @@ refused when the configuration is read.
 
 ## The loss
 
-The loss of a batch is `Σ_t a_t · (w_t · L(ρ_t, A_t) + β · KL_t − η · H_t)` over its loss tokens, which are stored in
-packed 1-D tensors:
+The loss of a batch is `Σ_t a_t · (w_t · L(ρ_t, A_t) + β · KL_t + c · D_t − η · H_t)` over its loss tokens, which are
+stored in packed 1-D tensors:
 
 | symbol | part | meaning |
 | --- | --- | --- |
@@ -36,6 +36,7 @@ packed 1-D tensors:
 | w | `correction` | proximal policy / behaviour policy: truncated, masked or rejected; without gradient |
 | a | `aggregation` | 1 / number of tokens, or 1 / (number of trajectories · their lengths) |
 | KL, H | `kl`, `entropy_coef` | divergence from a reference policy; entropy |
+| D | `distill: full` | divergence from the teacher's distribution; c is `distill_coef` |
 
 The *behaviour* policy sampled the token; its probabilities are those that the engine recorded. The *proximal* policy
 is the policy just before the step. Their ratio w corrects for data that is older than the step, and for numerical
@@ -189,10 +190,11 @@ the last loss token is 0 all the same, which teaches a critic that the states be
 1712.00378), which costs one more predicted token for each such episode. Recorded facts decide: the episode's last main
 call has the `finish_reason` `length`, or its agent has said `truncated` at the session's end ([REST](rest.md),
 `Result.truncated`). Of the ready-made agents, `tool_agent` says so after `max_turns`, `max_tokens` and a full context;
-`multi_turn`, OpenEnv and Gymnasium environments do so when their turns have run out. An episode that exceeds
-`rollout.timeout_s` fails and is never trained. In an episode with several paths, only the path of the last main call
-goes on in the value; sessions of sub-agents end with their parent. `truncated_episodes` is the share of such episodes.
-Leave it off where the limit is a part of the task, for example a question that must be answered in three attempts.
+`multi_turn`, OpenEnv and Gymnasium environments do so when their turns have run out or the context is full, and
+Gymnasium also when the environment truncates. An episode that exceeds `rollout.timeout_s` fails and is never trained.
+In an episode with several paths, only the path of the last main call goes on in the value; sessions of sub-agents end
+with their parent. `truncated_episodes` is the share of such episodes. Leave it off where the limit is a part of the
+task, for example a question that must be answered in three attempts.
 
 ## The reference policy
 
@@ -238,11 +240,14 @@ algorithm's ratio, clip and correction. A token costs its own divergence only, n
 sampling noise: `distill_divergence` is `reverse` (it seeks the teacher's modes), `forward` (it covers them) or
 `jensen_shannon`, and `distill_top_k` compares only the teacher's k likeliest tokens. Both take the tokens' sampling
 temperature for both models, count masked tokens as any loss does, and add to the rewards: `reward_weight` is the factor
-of the advantages that come from rewards, and 0 leaves only the teacher. All groups teach then, those with equal rewards
-too. `kl_teacher` is the mean divergence over the `tokens_taught`, the loss tokens that a teacher has scored. The store
-keeps the teacher's logprob of each token beside the others of its trainer (`teacher_logprob`, [facts of
-tokens](data.md#facts-of-single-tokens)), and `agentrl replay` reads them: the advantages of a taught step are
-recomputed byte for byte, and under another credit with the same teacher.
+of the advantages that come from rewards, and 0 leaves only the teacher. With a
+`distill_coef` above 0 all groups teach, those with equal rewards too, unless `dynamic_sampling` drops them.
+`kl_teacher` is the mean divergence over the `tokens_taught`, the loss tokens that a teacher has scored.
+
+With `distill: sampled` the store keeps the teacher's logprob of each token beside the others of its trainer
+(`teacher_logprob`, [facts of tokens](data.md#facts-of-single-tokens)), for the steps and trajectories that
+`trainer.token_facts` keeps: all by default. `agentrl replay` reads them: the advantages of a taught step are recomputed
+byte for byte, and under another credit with the same teacher.
 
 The figure shows SmolLM2-135M with noise on its weights (0.1 deviations of each tensor), two seeds, four minibatches a
 step. With `distill: full` it reaches 95 % of the teacher's held-out reward after 2,405 and 4,449 loss tokens. From
@@ -296,9 +301,9 @@ gradient: the model learns to answer without the hint as it does with it (self-d
 Without a `teacher_prompt` that is refused. The folder of `model` is a teacher that stays as it was.
 
 Not distilled are trajectories whose task has no such field (or for which the function returns None), and those that do
-not fit into the model's context after the longer prompt. These are refused by name: first calls without messages (text
-completions, imported interactions), and prompts that cannot be rendered again from their messages, for example with
-template options other than thinking.
+not fit into the model's context after the longer prompt. These end the run with an error that names the trajectory:
+first calls without messages (text completions, imported interactions), and prompts that cannot be rendered again from
+their messages, for example with template options other than thinking.
 
 ### Teachers that are servers
 
@@ -336,8 +341,10 @@ returns one of two:
   mean over the tokens at hand would weigh tokens by how the batch happens to be cut.
 
 It may return metrics too, as sums over the tokens at hand; the step's metric `loss/NAME` is their total divided by
-all loss tokens. `tokens.reference_S` is there with a `kl_coef` above 0; KL and entropy are the function's own to add.
-Groups without any advantage take no part in the gradient unless `kl_coef`, `entropy_coef` or `m2_threshold` is set;
+all loss tokens. `tokens.reference_S` is there with a `kl_coef` above 0; KL, entropy and, with `distill: full`, the
+teacher's divergence (`tokens.divergence_S`) are the function's own to add.
+Groups without any advantage take no part in the gradient unless `kl_coef` (with `kl: loss`), `entropy_coef`,
+`distill_coef`, `m2_threshold`, `clip_cov` or `kl_cov` is set, or there is a critic;
 they count in `totals`. `agentrl.trainer.algorithms.losses.token_losses` computes the built-in losses of tokens.
 
 `trainer.algorithm.advantage: module:function` gets the trajectories of the whole batch, with their token ids, turns

@@ -332,7 +332,8 @@ def learn(
     if noise is not None and measured is not None:
         noise.add(measured)
         metrics |= {} if noise.value is None else {"noise_scale": noise.value}
-    after_step(t.models, batch.step, config, metrics)
+    if batch.step > config.critic_warmup_steps:
+        after_step(t.models, batch.step, config, metrics)
     controlled = {} if t.models.kl_coef is None else {"kl_coef": config.algorithm.kl_coef}
     return share, metrics | controlled | {"lr": lr}, facts, gaps
 

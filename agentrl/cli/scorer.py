@@ -10,8 +10,6 @@ import typer
 from agentrl.errors import UserError
 from agentrl.visible import say
 
-KEY = "AGENTRL_SCORER_KEY"
-
 
 def scorer(
     model: Annotated[str, typer.Argument(help="Folder that `agentrl reward-model` wrote, such as runs/NAME/model.")],
@@ -28,14 +26,14 @@ def scorer(
     import uvicorn
 
     from agentrl.engine.server_process import check_port, free_port
-    from agentrl.environment import is_loopback, key_from
+    from agentrl.environment import SCORER_KEY, is_loopback, key_from
     from agentrl.models import resolve_model
     from agentrl.trainer.tuning.reward_scoring import RewardScorer
     from agentrl.trainer.tuning.reward_server import RewardServer
 
-    key = key_from(os.environ, KEY)
+    key = key_from(os.environ, SCORER_KEY)
     if key is None and not is_loopback(host):
-        raise UserError(f"--host {host}: set {KEY}, since other machines can reach this address")
+        raise UserError(f"--host {host}: set {SCORER_KEY}, since other machines can reach this address")
     port = port or free_port()
     check_port(host, port)
     folder = resolve_model(model)

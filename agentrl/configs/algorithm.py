@@ -269,6 +269,8 @@ class Algorithm(Section):
             raise ValueError("reward_weight: 0 needs a distill_coef above 0: nothing would be learned")
         if self.kl_target is not None and not self.kl_coef:
             raise ValueError("kl_target needs a kl_coef above 0, from which the controller starts")
+        if self.kl_target is not None and self.loss is not None:
+            raise ValueError("kl_target controls the divergence that the built-in loss measures; leave out loss")
         if self.kl_refresh_steps is not None and not self.kl_coef:
             raise ValueError("kl_refresh_steps needs a kl_coef above 0")
         if self.dynamic_sampling and not self.is_group_relative:

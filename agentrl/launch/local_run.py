@@ -22,6 +22,8 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 
+import httpx
+
 from agentrl.configs.run_config import RunConfig
 from agentrl.console import Console
 from agentrl.domain.schemas import Json
@@ -162,6 +164,7 @@ async def _run_parts(plan: Plan, database: Database, run_id: str, display: Displ
         async with asyncio.TaskGroup() as workers:
             workers.create_task(keep(parts.trainer(plan, finished)))
             await _until_serving(plan, database, run_id, display)
+            await _until_scoring(plan, display)
             for part in parts.rollouts(plan, finished):
                 workers.create_task(keep(part))
         for task in [*background, watching, storing, dumping]:
@@ -178,6 +181,29 @@ async def _until_serving(plan: Plan, database: Database, run_id: str, display: D
         display.starting(f"starting the engine: {elapsed_s:.0f} s")
         await asyncio.sleep(POLL_S)
     display.note("an engine is serving")
+
+
+async def _until_scoring(plan: Plan, display: Display) -> None:
+    """Wait until each scorer of the run answers. Raises EngineUnavailable after `engine.start_timeout_s`."""
+    started, limit_s = time.monotonic(), plan.config.engine.start_timeout_s
+    async with httpx.AsyncClient(timeout=POLL_S, trust_env=False) as http:
+        for model, url in plan.scorers.items():
+            while not await _answers(http, f"{url}/health"):
+                elapsed_s = time.monotonic() - started
+                if elapsed_s > limit_s:
+                    raise EngineUnavailable(
+                        f"reward: the scorer of {model} does not answer after {limit_s:g} s "
+                        f"(see {plan.config.run_dir / 'logs'})"
+                    )
+                display.starting(f"starting the scorer of {model}: {elapsed_s:.0f} s")
+                await asyncio.sleep(POLL_S)
+
+
+async def _answers(http: httpx.AsyncClient, url: str) -> bool:
+    try:
+        return (await http.get(url)).is_success
+    except httpx.TransportError:
+        return False
 
 
 @contextmanager

@@ -19,7 +19,7 @@ from agentrl.configs.run_config import RunConfig
 from agentrl.engine import server_process
 from agentrl.engine.backends import BACKENDS
 from agentrl.engine.engine_keys import EngineKeys
-from agentrl.environment import ADMIN_KEY, DATABASE_URL, PROXY_URL, RUN_KEY, SCORERS, storage_variables
+from agentrl.environment import ADMIN_KEY, DATABASE_URL, PROXY_URL, RUN_KEY, SCORER_KEY, SCORERS, storage_variables
 from agentrl.launch.engine_specs import engine_spec
 from agentrl.launch.part_process import Part
 from agentrl.models import resolve_model
@@ -204,10 +204,12 @@ def proxy(plan: Plan) -> Part:
 
 
 def scorers(plan: Plan) -> list[Part]:
-    """One part for each reward model that the run serves itself, on the engines' kind of device."""
-    device = plan.config.engine.device
+    """One part for each reward model that the run serves itself, on the engines' kind of device. They listen on this
+    machine only, without a key: one in the environment belongs to a scorer elsewhere.
+    """
+    device, env = plan.config.engine.device, {SCORER_KEY: ""}
     return [
-        _part(plan, f"scorer-{index}", ["scorer", model, "--port", str(port), "--device", device], {})
+        _part(plan, f"scorer-{index}", ["scorer", model, "--port", str(port), "--device", device], env)
         for index, (model, port) in enumerate(zip(scorer_models(plan.config), plan.scorer_ports, strict=True))
     ]
 

@@ -120,15 +120,17 @@ def _load_teacher(name: str, base_model: Path, policy: Policy, config: TrainerCo
 
 
 def after_step(models: Models, step: int, config: TrainerConfig, metrics: Mapping[str, float]) -> None:
-    """Refresh the reference policy when it is due; control `kl_coef` by the step's metrics; average the weights."""
+    """After a step that has changed the policy: refresh the reference policy when it is due, average the weights, and
+    control `kl_coef` by the step's metrics, which lack `kl_reference` if the caller has computed the loss.
+    """
     algorithm = config.algorithm
     if models.average is not None:
         models.average.add(models.policy)
     if models.reference and algorithm.kl_refresh_steps and step % algorithm.kl_refresh_steps == 0:
         models.reference.refresh()
-    if models.kl_coef is not None and algorithm.kl_target and metrics["tokens_trained"]:
-        found = adapted(float(models.kl_coef), metrics["kl_reference"], algorithm.kl_target, algorithm.kl_gain)
-        models.kl_coef.fill_(found)
+    measured = metrics.get("kl_reference") if metrics["tokens_trained"] else None
+    if models.kl_coef is not None and algorithm.kl_target and measured is not None:
+        models.kl_coef.fill_(adapted(float(models.kl_coef), measured, algorithm.kl_target, algorithm.kl_gain))
 
 
 def parts(models: Models, optimizer: torch.optim.Optimizer, config: TrainerConfig) -> Parts:

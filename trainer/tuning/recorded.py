@@ -53,14 +53,15 @@ def upstream_answers(database: Database, data: SftDataConfig) -> list[UpstreamAn
     assert data.run is not None
     assert data.upstream is not None
     run = database.query(runs.by_name, data.run)
-    found = database.query(upstream_answers_of.read, run.id, data.upstream)
-    if not found:
+    ids = database.query(upstream_answers_of.ids, run.id, data.upstream)
+    if not ids:
         known = (run.config.get("proxy") or {}).get("upstreams") or {}
         raise UserError(
             f"data.upstream: {data.upstream!r} has answered nothing in completed sessions of run {data.run!r}"
             f"{did_you_mean(data.upstream, set(known) - {data.upstream})}"
         )
-    return found
+    pages = (ids[start : start + PAGE] for start in range(0, len(ids), PAGE))
+    return [answer for page in pages for answer in database.query(upstream_answers_of.read, page)]
 
 
 def distributions(database: Database, found: Sequence[TrajectoryTokens]) -> dict[str, Likeliest]:

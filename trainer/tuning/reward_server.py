@@ -14,6 +14,8 @@ import asyncio
 import contextlib
 import hmac
 import json
+import logging
+import signal
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -26,6 +28,7 @@ from agentrl.domain.schemas import Json
 from agentrl.errors import UserError
 from agentrl.trainer.tuning.reward_scoring import RewardScorer
 
+log = logging.getLogger(__name__)
 MAX_BODY_BYTES = 16 * 2**20
 MAX_CONVERSATIONS = 256
 MAX_WAITING = 4096
@@ -40,6 +43,7 @@ class RewardServer:
     def __init__(self, scorer: RewardScorer, name: str, key: str | None = None) -> None:
         self._scorer, self._name, self._key = scorer, name, key
         self._waiting: list[Waiting] = []
+        self._computed: list[Waiting] = []
         self._arrived = asyncio.Event()
 
     def app(self) -> Starlette:
@@ -80,18 +84,29 @@ class RewardServer:
     @asynccontextmanager
     async def _computing(self, app: Starlette) -> AsyncIterator[None]:
         task = asyncio.create_task(self._compute())
+        task.add_done_callback(self._ended)
         try:
             yield
         finally:
             task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
-                await task
+                await asyncio.wait([task])
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        """End the server after an error that no request explains: whoever started it starts it again."""
+        if task.cancelled() or (error := task.exception()) is None:
+            return
+        log.critical("the computation of rewards failed, so the server ends", exc_info=error)
+        for _, future in (*self._computed, *self._waiting):
+            if not future.done():
+                future.set_exception(RuntimeError("the computation of rewards failed"))
+        signal.raise_signal(signal.SIGTERM)
 
     async def _compute(self) -> None:
         """Compute the rewards of what waits, in batches."""
         while True:
             await self._arrived.wait()
-            batch = self._next_batch()
+            self._computed = batch = self._next_batch()
             if not batch:
                 self._arrived.clear()
                 continue

@@ -64,6 +64,10 @@ def test_a_part_of_a_named_preset_can_be_given_on_the_command_line(tmp_path: Pat
         ({"baseline": "critic"}, "estimator gae and baseline critic go together"),
         ({"preset": "ppo", "normalization": "group_std"}, "use whiten or none with gae"),
         ({"kl_target": 0.1}, "kl_target needs a kl_coef above 0"),
+        (
+            {"kl_target": 0.1, "kl_coef": 0.1, "loss": "mine:loss"},
+            "kl_target controls the divergence that",
+        ),
         ({"kl_refresh_steps": 5}, "kl_refresh_steps needs a kl_coef above 0"),
         ({"dual_clip": 1.1}, "dual_clip needs"),
         ({"dual_clip": 3.0, "clip": "sapo"}, "dual_clip needs"),

@@ -18,6 +18,7 @@ from agentrl.environment import (
     ENGINE_KEY,
     ENGINE_KEYS,
     RUN_KEY,
+    SCORER_KEY,
     SCORERS,
     SECRETS,
     STORAGE,
@@ -72,6 +73,7 @@ def test_each_reward_model_of_a_component_has_one_scorer_that_the_workers_know(t
     assert (first.name, second.name) == ("scorer-0", "scorer-1")
     assert first.argv[-6:] == ["scorer", "runs/style/model", "--port", str(ports[0]), "--device", "auto"]
     assert first.log_file == run.run_dir / "logs" / "scorer-0.log"
+    assert first.env == {SCORER_KEY: ""}  # a key in the command's environment is that of a scorer elsewhere
     known = {"runs/style/model": f"http://127.0.0.1:{ports[0]}", "runs/b": f"http://127.0.0.1:{ports[1]}"}
     assert [json.loads(part.env[SCORERS]) for part in parts.rollouts(plan, lambda: True)] == [known, known]
     assert part_process.for_child({SCORERS: "{}"})[SCORERS] == "{}"

@@ -13,6 +13,7 @@ from loop_setup import Setup, die_before
 from ranks import run_ranks
 from torch import nn
 
+from agentrl.configs.algorithm import Algorithm
 from agentrl.configs.trainer_config import AverageConfig
 from agentrl.trainer.averages.weight_average import COUNT, PART, WeightAverage, newest_weight
 from agentrl.trainer.checkpoints import checkpoint_folders
@@ -89,6 +90,16 @@ def test_a_resumed_run_goes_on_with_the_average(setup: Setup, monkeypatch: pytes
     for name, newest_tensor in history[-1].items():
         assert torch.equal(found.read(name), known.read(name).lerp(newest_tensor, weight))
         assert not torch.equal(found.read(name), newest_tensor)
+
+
+def test_steps_that_leave_the_policy_as_it_is_are_no_part_of_the_average(setup: Setup) -> None:
+    assert setup.train(
+        algorithm=Algorithm(preset="ppo", kl_coef=0.5, kl_target=0.1), critic_warmup_steps=2, average=AverageConfig()
+    )
+    newest = checkpoint_folders.folders(setup.config.run_dir / "checkpoints")[-1]
+    assert int(CheckpointTensors(newest, COUNT).read("steps")) == 1
+    metrics = [json.loads(found) for (found,) in setup.query("SELECT metrics FROM steps ORDER BY step")]
+    assert [found["kl_coef"] for found in metrics] == [0.5] * 3  # controlled after the third
 
 
 def test_without_the_setting_nothing_is_kept(setup: Setup) -> None:

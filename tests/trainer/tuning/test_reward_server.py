@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
+import signal
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import httpx
 import pytest
@@ -28,6 +29,7 @@ from agentrl.rollout.verifiers import trained_reward
 from agentrl.rollout.verifiers.trained_reward import TrainedReward
 from agentrl.trainer.distributed import World
 from agentrl.trainer.stop import Stop
+from agentrl.trainer.tuning import reward_server
 from agentrl.trainer.tuning.items import split
 from agentrl.trainer.tuning.reward_scoring import RewardScorer
 from agentrl.trainer.tuning.reward_server import RewardServer
@@ -147,6 +149,24 @@ async def test_a_key_is_required_where_there_is_one(scorer: RewardScorer, monkey
             await TrainedReward(address)(TALKS[0])
     with pytest.raises(UserError, match="NO_KEY is not set"):
         TrainedReward("http://x", key_env="NO_KEY")
+
+
+class Broken:
+    """A scorer whose computation fails as none should."""
+
+    def encode(self, messages: Any, tools: Any = None) -> list[int]:
+        return [1]
+
+    def rewards(self, sequences: Any) -> list[float]:
+        raise IndexError("no such row")
+
+
+def test_an_error_of_the_computation_answers_all_and_ends_the_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    ended: list[int] = []
+    monkeypatch.setattr(reward_server.signal, "raise_signal", ended.append)
+    with serving(cast(RewardScorer, Broken())) as address:
+        assert httpx.post(f"{address}/score", json={"conversations": [{"messages": TALKS[0]}]}).status_code == 500
+    assert ended == [signal.SIGTERM]
 
 
 def test_another_model_and_an_open_address_are_refused(tiny_model: Path) -> None:

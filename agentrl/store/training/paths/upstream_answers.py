@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,8 +29,28 @@ class UpstreamAnswer:
     reward: float  # all rewards of the session
 
 
-def read(conn: Connection, run_id: str, upstream: str) -> list[UpstreamAnswer]:
-    """The answers that an upstream of this name gave outside evaluations, by group and session, oldest first."""
+def ids(conn: Connection, run_id: str, upstream: str) -> list[str]:
+    """The calls that an upstream of this name answered outside evaluations, by group and session, oldest first."""
+    c = interactions.c
+    return list(
+        conn.execute(
+            select(c.id)
+            .join(sessions, sessions.c.id == c.session_id)
+            .where(
+                c.run_id == run_id,
+                c.role == Role.UPSTREAM,
+                c.status == InteractionStatus.COMPLETE,
+                c.options["upstream"].as_string() == upstream,
+                sessions.c.status == SessionStatus.COMPLETED,
+                sessions.c.is_eval.is_(False),
+            )
+            .order_by(sessions.c.group_id, c.session_id, c.seq)
+        ).scalars()
+    )
+
+
+def read(conn: Connection, call_ids: Sequence[str]) -> list[UpstreamAnswer]:
+    """The answers of these calls, in their order."""
     c = interactions.c
     rows = conn.execute(
         select(
@@ -38,25 +59,16 @@ def read(conn: Connection, run_id: str, upstream: str) -> list[UpstreamAnswer]:
             sessions.c.group_id,
             c.dialect,
             c.tools_hash,
-            c.options,
             interaction_data.c.new_messages,
             interaction_data.c.answer,
         )
         .join(interaction_data, interaction_data.c.interaction_id == c.id)
         .join(sessions, sessions.c.id == c.session_id)
-        .where(
-            c.run_id == run_id,
-            c.role == Role.UPSTREAM,
-            c.status == InteractionStatus.COMPLETE,
-            sessions.c.status == SessionStatus.COMPLETED,
-            sessions.c.is_eval.is_(False),
-        )
-        .order_by(sessions.c.group_id, c.session_id, c.seq)
+        .where(c.id.in_(call_ids))
     ).all()
-    named = [row for row in rows if (row.options or {}).get("upstream") == upstream]
-    shared = load_contents(conn, {row.tools_hash for row in named if row.tools_hash is not None})
-    of_run = select(sessions.c.id).where(sessions.c.run_id == run_id)
-    rewards = returns.applied(conn, of_run)
+    found = {row.id: row for row in rows}
+    shared = load_contents(conn, {row.tools_hash for row in rows if row.tools_hash is not None})
+    rewards = returns.applied(conn, sorted({row.session_id for row in rows}))
     return [
         UpstreamAnswer(
             call_id=row.id,
@@ -68,5 +80,5 @@ def read(conn: Connection, run_id: str, upstream: str) -> list[UpstreamAnswer]:
             answer=codec.unpack_json(row.answer),
             reward=rewards[row.session_id].total,
         )
-        for row in named
+        for row in (found[call_id] for call_id in call_ids if call_id in found)
     ]
