@@ -65,7 +65,8 @@ def best_at(k: int, rewards: Sequence[float]) -> float:
     n = len(rewards)
     assert 1 <= k <= n
     ordered = sorted(rewards)  # the i-th smallest is the best of C(i, k−1) choices
-    return sum(comb(i, k - 1) * reward for i, reward in enumerate(ordered)) / comb(n, k)
+    choices = comb(n, k)  # divided as integers: a float holds no number of choices of 1,030 samples
+    return sum(comb(i, k - 1) / choices * reward for i, reward in enumerate(ordered))
 
 
 def best_of_at(k: int, samples: Sequence[Scored]) -> float:
@@ -81,12 +82,12 @@ def best_of_at(k: int, samples: Sequence[Scored]) -> float:
     by_score: dict[float, list[float]] = {}
     for one in samples:
         by_score.setdefault(-inf if one.score is None else one.score, []).append(one.reward)
-    below, total = 0, 0.0
+    below, total, choices = 0, 0.0, comb(n, k)
     for score in sorted(by_score):
         upto = below + len(by_score[score])
-        total += (comb(upto, k) - comb(below, k)) * fmean(by_score[score])
+        total += (comb(upto, k) - comb(below, k)) / choices * fmean(by_score[score])
         below = upto
-    return total / comb(n, k)
+    return total
 
 
 def sizes(samples: int) -> list[int]:

@@ -57,6 +57,10 @@ class Verdict:
                 if max(start, first) < min(end, last):
                     yield version, max(start, first), min(end, last)
 
+    def versions(self, call_id: str, spans: Iterable[Sequence[int]]) -> set[int]:
+        """The versions that sampled the parts of a call that train."""
+        return {version for version, _, _ in self.within(call_id, spans)}
+
 
 EVERYTHING = Verdict()
 

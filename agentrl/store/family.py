@@ -7,6 +7,7 @@ from typing import Any
 
 from sqlalchemy import Connection, or_, select
 
+from agentrl.store.db.id_lists import parts
 from agentrl.store.tables import sessions
 
 
@@ -58,8 +59,15 @@ def load(conn: Connection, root_id: str) -> Family:
 
 def lineage(conn: Connection, session_ids: Iterable[str]) -> dict[str, str | None]:
     """Sessions and their ancestors → the parent of each; parents come before their children."""
+    found: dict[str, str | None] = {}
+    for ids in parts(sorted(set(session_ids))):
+        found |= _lineage(conn, ids)
+    return found
+
+
+def _lineage(conn: Connection, session_ids: list[str]) -> dict[str, str | None]:
     c = sessions.c
-    named = list(conn.execute(select(c.id, c.root_session_id).where(c.id.in_(list(session_ids)))))
+    named = list(conn.execute(select(c.id, c.root_session_id).where(c.id.in_(session_ids))))
     roots = {row.root_session_id for row in named if row.root_session_id is not None}
     if not roots:
         return {row.id: None for row in named}
@@ -81,8 +89,11 @@ def lineage(conn: Connection, session_ids: Iterable[str]) -> dict[str, str | Non
 def roots(conn: Connection, session_ids: Iterable[str]) -> dict[str, str]:
     """The episode of each session: the id of its root. A session without a parent is its own root."""
     c = sessions.c
-    rows = conn.execute(select(c.id, c.root_session_id).where(c.id.in_(list(session_ids))))
-    return {row.id: root_of(row) for row in rows}
+    return {
+        row.id: root_of(row)
+        for ids in parts(sorted(set(session_ids)))
+        for row in conn.execute(select(c.id, c.root_session_id).where(c.id.in_(ids)))
+    }
 
 
 def ids_below(conn: Connection, session_id: str) -> list[str]:

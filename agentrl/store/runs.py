@@ -6,14 +6,14 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from sqlalchemy import Connection, Row, func, insert, select, update
+from sqlalchemy import Connection, Row, case, func, insert, select, update
 
 from agentrl.domain import staleness
 from agentrl.domain.schemas import TRAINED, Json, VersionState
 from agentrl.errors import UserError, did_you_mean
 from agentrl.store import events, task_rows
 from agentrl.store.db.codec import hash_key, new_id
-from agentrl.store.tables import groups, runs, steps, trajectories, weight_versions
+from agentrl.store.tables import groups, replays, runs, steps, trajectories, weight_versions
 from agentrl.store.task_rows import NewSource
 
 
@@ -197,8 +197,26 @@ def state_counts(conn: Connection, run_id: str) -> Json:
             func.coalesce(func.sum(steps.c.trajectories), 0).label("trajectories"),
         ).where(steps.c.run_id == run_id, steps.c.state.in_(TRAINED))
     ).one()
+    by_group = (  # trained once more: in the sums of both steps
+        select(func.sum(case((replays.c.stale, 0), else_=1)).label("trajectories"))
+        .select_from(replays)
+        .join(steps, steps.c.id == replays.c.step_id)
+        .join(trajectories, trajectories.c.id == replays.c.trajectory_id)
+        .where(steps.c.run_id == run_id, steps.c.state.in_(TRAINED))
+        .group_by(replays.c.step_id, trajectories.c.group_id)
+        .subquery()
+    )
+    again = conn.execute(
+        select(
+            func.count().label("groups"),
+            func.coalesce(func.sum(by_group.c.trajectories), 0).label("trajectories"),
+        ).select_from(by_group)
+    ).one()
     counts: Json = {}
-    for table, of_steps in ((groups, trained.groups), (trajectories, trained.trajectories)):
+    for table, of_steps in (
+        (groups, trained.groups - again.groups),
+        (trajectories, trained.trajectories - again.trajectories),
+    ):
         untrained = conn.execute(
             select(table.c.state, func.count())
             .where(table.c.run_id == run_id, table.c.state != "trained")

@@ -27,14 +27,16 @@ class BatchReader:
         Raises StoreUnavailable when the database does not answer for a minute, and StoreError, LookupError or
         ValueError for damaged data.
         """
-        missing = {one.trajectory_id: one.length for one in outlines if one.trajectory_id not in self.cache}
+        names = [one.trajectory_id for one in outlines]  # taken at once: the cache may drop the others meanwhile
+        held = {name: tokens for name in names if (tokens := self.cache.take(name)) is not None}
+        missing = {one.trajectory_id: one.length for one in outlines if one.trajectory_id not in held}
         paths = {one.trajectory_id: one.calls for one in outlines}
         chunks = path_tokens.chunks(missing)
         ready: dict[str, PathTokens] = {}
         self.missed += len(missing)
         self.found += len(outlines) - len(missing)
         for one in outlines:
-            tokens = None if one.trajectory_id in missing else self.cache.take(one.trajectory_id)
+            tokens = held.pop(one.trajectory_id, None)
             if tokens is None:
                 while one.trajectory_id not in ready:
                     chunk = next(chunks)

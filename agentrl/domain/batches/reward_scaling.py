@@ -68,10 +68,13 @@ class Scale:
     weight: float = 1.0  # not 0
 
     def apply(self, value: float, known: Moments) -> float:
-        """w · clip((x / w − μ) / (σ + ε)), x the recorded value, w the weight; without `normalize` w · clip(x / w)."""
+        """w · clip((x / w − μ) / (σ + ε)), x the recorded value, w the weight; without `normalize` w · clip(x / w).
+
+        While σ ≤ ε, so all values were equal, there is no scale, and the score is 0.
+        """
         own = value / self.weight
         if self.normalize != "none":
-            own = (own - known.mean) / (known.deviation + EPSILON)
+            own = (own - known.mean) / (known.deviation + EPSILON) if known.deviation > EPSILON else 0.0
         if self.clip is not None:
             own = min(max(own, self.clip[0]), self.clip[1])
         return self.weight * own

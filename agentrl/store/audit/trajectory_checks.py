@@ -152,10 +152,8 @@ def _credit_and_state(
         yield f"{name}: its return is {value}, but its rewards give {episodes[0]}"
     if t.trainable_tokens != sum(verdict.count(call.id, call.output_tokens) for call in trained):
         yield f"{name}: its trainable_tokens are {t.trainable_tokens}, not those of its calls"
-    versions = (
-        min((call.min_version for call in trained), default=None),
-        max((call.max_version for call in trained), default=None),
-    )
+    found = {version for call in trained for version in verdict.versions(call.id, call.spans or ())}
+    versions = min(found, default=None), max(found, default=None)
     if (t.min_version, t.max_version) != versions:
         yield f"{name}: its versions are {t.min_version} to {t.max_version}, its calls' {versions[0]} to {versions[1]}"
     untrainable = None

@@ -10,6 +10,7 @@ from sqlalchemy import Connection, select, update
 
 from agentrl.domain.schemas import Json, TrajectoryState
 from agentrl.domain.ties import tied
+from agentrl.store.db.id_lists import parts
 from agentrl.store.tables import groups, sessions
 from agentrl.store.tables import runs as runs_table
 from agentrl.store.tables import trajectories as trajectories_table
@@ -83,7 +84,7 @@ def claim(
                 sessions.c.group_id.in_(alive), sessions.c.is_baseline.is_(True)
             )
             without = alive - set(conn.execute(with_one).scalars())
-            _leave_out(conn, run_id, sorted(without), WITHOUT_GREEDY)
+            leave_out(conn, run_id, sorted(without), WITHOUT_GREEDY)
             alive -= without
         if skip_tied:
             tied = _tied(rows) & alive
@@ -97,14 +98,15 @@ def claim(
 
 def assign(conn: Connection, claimed: Claim, step_id: str, epoch: int) -> None:
     """Lease a claim to a step."""
-    conn.execute(update(groups).where(groups.c.id.in_(claimed.groups)).values(state="leased"))
+    for some in parts(claimed.groups):
+        conn.execute(update(groups).where(groups.c.id.in_(some)).values(state="leased"))
     lease: Json = {"lease_epoch": epoch, "lease_step_id": step_id}
     for ids, values in (
         (claimed.trajectories, {"state": TrajectoryState.LEASED}),
         (claimed.stale, {"state": TrajectoryState.STALE, "reason": "too_old"}),
     ):
-        if ids:
-            conn.execute(update(trajectories_table).where(trajectories_table.c.id.in_(ids)).values(lease | values))
+        for some in parts(ids):
+            conn.execute(update(trajectories_table).where(trajectories_table.c.id.in_(some)).values(lease | values))
 
 
 def set_state(conn: Connection, step_id: str, state: TrajectoryState) -> None:
@@ -160,7 +162,7 @@ def _retire(conn: Connection, run_id: str, group_ids: list[str], reason: str) ->
     _close(conn, run_id, group_ids, {"state": "stale"}, {"state": TrajectoryState.STALE, "reason": reason})
 
 
-def _leave_out(conn: Connection, run_id: str, group_ids: list[str], reason: str) -> None:
+def leave_out(conn: Connection, run_id: str, group_ids: list[str], reason: str) -> None:
     """Reject ready groups, and give their admission back."""
     of_paths = {"state": TrajectoryState.REJECTED, "reason": rejected(reason)}
     _close(conn, run_id, group_ids, {"state": "rejected", "reject_reason": reason}, of_paths)

@@ -13,6 +13,7 @@ from agentrl.domain import credit
 from agentrl.domain.credit import CallFact, SessionRewards
 from agentrl.domain.schemas import InteractionStatus, SessionStatus
 from agentrl.store import family
+from agentrl.store.db.id_lists import parts
 from agentrl.store.tables import interactions, rewards, sessions
 
 Rescore = Callable[[str, SessionRewards], SessionRewards]
@@ -52,13 +53,15 @@ def recorded(conn: Connection, session_ids: Sequence[str] | Select[Any]) -> Mapp
 def _given(conn: Connection, session_ids: Sequence[str] | Select[Any]) -> dict[str, list[Given]]:
     """All applied rewards of each session, oldest first."""
     facts: dict[str, list[Given]] = defaultdict(list)
-    rows = conn.execute(
-        select(rewards.c.session_id, rewards.c.interaction_id, rewards.c.scope, rewards.c.name, rewards.c.value)
-        .where(rewards.c.session_id.in_(session_ids), rewards.c.applied.is_(True))
-        .order_by(rewards.c.id)
-    )
-    for row in rows:
-        facts[row.session_id].append((row.interaction_id, row.scope, row.name, row.value))
+    chosen = [session_ids] if isinstance(session_ids, Select) else parts(session_ids)
+    for some in chosen:
+        rows = conn.execute(
+            select(rewards.c.session_id, rewards.c.interaction_id, rewards.c.scope, rewards.c.name, rewards.c.value)
+            .where(rewards.c.session_id.in_(some), rewards.c.applied.is_(True))
+            .order_by(rewards.c.id)
+        )
+        for row in rows:
+            facts[row.session_id].append((row.interaction_id, row.scope, row.name, row.value))
     return facts
 
 

@@ -22,6 +22,7 @@ from agentrl.errors import StoreError
 from agentrl.store import runs
 from agentrl.store.db.codec import new_id
 from agentrl.store.family import roots
+from agentrl.store.tables import groups as groups_table
 from agentrl.store.tables import step_trajectories, steps, weight_versions
 from agentrl.store.tables import trajectories as trajectories_table
 from agentrl.store.training import leases, trajectories
@@ -120,6 +121,8 @@ def refuse(conn: Connection, run_id: str, epoch: int, step_id: str, reasons: Map
     """
     check_epoch(conn, run_id, epoch)
     step = conn.execute(select(steps).where(steps.c.id == step_id, steps.c.run_id == run_id)).first()
+    if step is None and _are_rejected(conn, reasons):
+        return  # this was stored, but the answer was lost
     if step is None or step.state != StepState.STARTED or step.epoch != epoch:
         raise StoreError(f"step {step_id} cannot be given back: it is not leased")
     held = select(trajectories_table.c.group_id).where(trajectories_table.c.lease_step_id == step_id)
@@ -129,6 +132,16 @@ def refuse(conn: Connection, run_id: str, epoch: int, step_id: str, reasons: Map
     leases.set_state(conn, step_id, TrajectoryState.READY)
     replays.remove(conn, step_id)
     conn.execute(delete(steps).where(steps.c.id == step_id))
+
+
+def _are_rejected(conn: Connection, reasons: Mapping[str, str]) -> bool:
+    """Whether these groups are rejected, each with its reason."""
+    rows = conn.execute(
+        select(groups_table.c.id, groups_table.c.reject_reason).where(
+            groups_table.c.id.in_(list(reasons)), groups_table.c.state == "rejected"
+        )
+    )
+    return {row.id: row.reject_reason for row in rows} == dict(reasons)
 
 
 def outlined(

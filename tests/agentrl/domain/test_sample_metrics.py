@@ -21,6 +21,11 @@ def test_they_are_means_over_all_choices(rewards: list[float]) -> None:
         assert pass_at(k, rewards) == pytest.approx(fmean(max(choice) >= 1.0 for choice in choices))
 
 
+def test_the_choices_of_many_samples_are_more_than_a_float_holds() -> None:
+    assert best_at(1024, [0.5] * 2048) == pytest.approx(0.5)
+    assert best_of_at(1024, [Scored(reward=0.5, score=float(i)) for i in range(2048)]) == pytest.approx(0.5)
+
+
 def test_tasks_count_alike_and_k_goes_up_to_the_fewest_samples() -> None:
     found = of_tasks([[1.0, 0.0, 0.0, 0.0], [0.0, 0.5, 0.0]])
     assert found == {

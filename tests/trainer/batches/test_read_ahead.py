@@ -42,6 +42,16 @@ def test_the_next_step_finds_its_tokens(setup: Setup) -> None:
         assert from_store.digest() == from_cache.digest()
 
 
+def test_tokens_that_the_cache_drops_during_a_read_are_in_it(setup: Setup) -> None:
+    reader, reads = ahead(setup, MIB)
+    reads.fill()
+    batch = outlines(setup)
+    read = reader.read(batch)
+    first = next(read)
+    reader.cache.keep_only([])  # as a thread does that reads ahead for another batch
+    assert [t.trajectory_id for t in (first, *read)] == [one.trajectory_id for one in batch]
+
+
 def test_a_rank_reads_only_its_share(setup: Setup) -> None:
     reader, reads = ahead(setup, MIB, lambda batch: [1, 3])
     reads.fill()

@@ -6,7 +6,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, and_, case, exists, update
+from sqlalchemy import ColumnElement, Connection, and_, case, exists, select, update
 
 from agentrl.domain import answer_text
 from agentrl.domain.schemas import GONE, InteractionStatus, SessionStatus
@@ -17,7 +17,7 @@ from agentrl.store.sessions.ends.settling import settle
 from agentrl.store.sessions.session_limits import Limits
 from agentrl.store.sessions.session_locks import lock_all, lock_in_tree
 from agentrl.store.tables import groups, interactions, sessions
-from agentrl.store.training import session_verdicts
+from agentrl.store.training import leases, session_verdicts
 
 PARENT_ENDED = "its parent session ended"
 """The error of a sub-agent's session that was open when its parent ended."""
@@ -38,13 +38,16 @@ def end(
     """Seal a session and the sessions below it: new calls get 409, running ones may still commit; returns the status.
 
     Ending twice is harmless: the first end stands. But a session that still waits for calls or a reward can be
-    abandoned. `reject_group` is the reason why no session of the group trains; `answer` is what the episode answered,
+    abandoned. `reject_group` is the reason why no session of the group trains, and counts until a step has leased the
+    group; `answer` is what the episode answered,
     and `stats` are numbers that the agent measured. Raises RequestError 404 for an unknown session, and 422 for a
     verdict on calls that it has not made.
     """
     row = lock_in_tree(conn, session_id)
     abandons = status == SessionStatus.ABANDONED and not row.built and row.status not in GONE
     if row.status != SessionStatus.OPEN and not abandons:
+        if reject_group is not None:
+            _reject(conn, row.run_id, row.group_id, reject_group)
         return str(row.status)
     below = [member.id for member in family.load(conn, family.root_of(row)).below(session_id)]
     lock_all(conn, below)
@@ -59,8 +62,17 @@ def end(
     if stats:
         conn.execute(update(sessions).where(sessions.c.id == session_id).values(stats=dict(stats)))
     if reject_group is not None:
-        conn.execute(update(groups).where(groups.c.id == row.group_id).values(reject_reason=reject_group))
+        _reject(conn, row.run_id, row.group_id, reject_group)
     return settle(conn, session_id, limits)
+
+
+def _reject(conn: Connection, run_id: str, group_id: str, reason: str) -> None:
+    """Reject a group when it settles, or now if it is ready. One that a step has leased stays as it is."""
+    state = conn.execute(select(groups.c.state).where(groups.c.id == group_id).with_for_update()).scalar_one()
+    if state == "running":
+        conn.execute(update(groups).where(groups.c.id == group_id).values(reject_reason=reason))
+    elif state == "ready":
+        leases.leave_out(conn, run_id, [group_id], reason)
 
 
 def _seal(conn: Connection, session_ids: list[str], status: SessionStatus, error: str | None, due_in_s: float) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence, Set
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 from sqlalchemy import Connection, select
@@ -11,14 +11,10 @@ from sqlalchemy import Connection, select
 from agentrl.domain.batches.outline import Outline
 from agentrl.domain.schemas import Int32
 from agentrl.domain.verdicts import Verdict
+from agentrl.store.db.id_lists import parts
 from agentrl.store.tables import interaction_data, interactions, trajectories, trajectory_interactions
 from agentrl.store.training import returns, session_verdicts
 from agentrl.store.training.returns import Rescore, SessionReturns
-
-MOST_IDS = 10_000
-"""Ids in one statement: below the parameters that SQLite and PostgreSQL allow."""
-
-T = TypeVar("T")
 
 
 def read(
@@ -43,7 +39,7 @@ def read(
     session_ids = sorted(set(sessions_of.values()))
     credited, verdicts = _of_sessions(conn, session_ids, discount, rescore)
     baselines: dict[str, float] = {}
-    for ids in parts(sorted({str(turns[0].group_id) for turns in by_id.values()}), MOST_IDS):
+    for ids in parts(sorted({str(turns[0].group_id) for turns in by_id.values()})):
         baselines |= returns.of_baselines(conn, ids, discount, rescore)
     return [
         outline(
@@ -59,7 +55,7 @@ def read(
 
 
 def _calls(conn: Connection, trajectory_ids: Sequence[str]) -> Iterator[Any]:
-    for ids in parts(trajectory_ids, MOST_IDS):
+    for ids in parts(trajectory_ids):
         yield from conn.execute(
             select(
                 trajectories.c.id.label("trajectory_id"),
@@ -92,7 +88,7 @@ def _spans(conn: Connection, by_id: Mapping[str, Sequence[Any]]) -> dict[str, li
         for call_id, row in calls.items()
         if row.min_version == row.max_version
     }
-    for ids in parts([call_id for call_id in calls if call_id not in found], MOST_IDS):
+    for ids in parts([call_id for call_id in calls if call_id not in found]):
         data = interaction_data.c
         for row in conn.execute(select(data.interaction_id, data.spans).where(data.interaction_id.in_(ids))):
             found[row.interaction_id] = row.spans
@@ -104,7 +100,7 @@ def _of_sessions(
 ) -> tuple[dict[str, SessionReturns], dict[str, Verdict]]:
     credited: dict[str, SessionReturns] = {}
     verdicts: dict[str, Verdict] = {}
-    for ids in parts(session_ids, MOST_IDS):
+    for ids in parts(session_ids):
         credited |= returns.of_sessions(conn, ids, discount, rescore)
         verdicts |= session_verdicts.of_sessions(conn, ids)
     return credited, verdicts
@@ -163,9 +159,3 @@ def _is_truncated(leaf: Any, credited: SessionReturns, verdict: Verdict) -> bool
 def _rows(found: Sequence[tuple[int, int, int, int]]) -> Int32:
     """In the order of their positions; verdicts list ranges of one span after those of another."""
     return np.array(sorted(found, key=lambda row: row[2]), np.int32).reshape(-1, 4)
-
-
-def parts(items: Sequence[T], most: int) -> Iterator[Sequence[T]]:
-    """Consecutive parts of at most so many items."""
-    for start in range(0, len(items), most):
-        yield items[start : start + most]

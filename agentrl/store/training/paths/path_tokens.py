@@ -12,8 +12,8 @@ from sqlalchemy import Connection, select
 from agentrl.domain.batches.outline import PathTokens
 from agentrl.store.calls import call_routing
 from agentrl.store.db import codec
+from agentrl.store.db.id_lists import parts
 from agentrl.store.tables import interaction_data
-from agentrl.store.training.paths.path_outlines import MOST_IDS, parts
 
 CHUNK_TOKENS = 1 << 20
 """Tokens of the trajectories that one transaction reads: 8 MB of ids and logprobs."""
@@ -41,7 +41,7 @@ def read(conn: Connection, paths: Mapping[str, Sequence[str]], *, routing: bool 
     """
     wanted = list({call: None for path in paths.values() for call in path})
     data: dict[str, Any] = {}
-    for ids in parts(wanted, MOST_IDS):
+    for ids in parts(wanted):
         c = interaction_data.c
         rows = conn.execute(
             select(c.interaction_id, c.prompt_delta_ids, c.output_ids, c.logprobs).where(c.interaction_id.in_(ids))

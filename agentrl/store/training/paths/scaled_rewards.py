@@ -17,6 +17,7 @@ from agentrl.domain.batches.reward_scaling import RewardScaling, Scale
 from agentrl.domain.credit import SessionRewards
 from agentrl.domain.schemas import Json, StepState
 from agentrl.store import family
+from agentrl.store.db.id_lists import parts
 from agentrl.store.tables import sessions, steps, trajectories
 from agentrl.store.training import batch_facts, returns
 from agentrl.store.training.returns import Rescore
@@ -58,6 +59,9 @@ def rescorer(conn: Connection, step: Row[Any], rescore: Rescore | None = None) -
 def _sources(conn: Connection, step_id: str, session_ids: Iterable[str]) -> dict[str, str]:
     """These sessions of a step's batch, and those above them → the source of their task; "" without one."""
     of_groups = batch_facts.sources(conn, step_id)
-    ids = list(family.lineage(conn, session_ids))
-    rows = conn.execute(select(sessions.c.id, sessions.c.group_id).where(sessions.c.id.in_(ids)))
-    return {row.id: of_groups.get(row.group_id, "") for row in rows}
+    c = sessions.c
+    return {
+        row.id: of_groups.get(row.group_id, "")
+        for ids in parts(family.lineage(conn, session_ids))
+        for row in conn.execute(select(c.id, c.group_id).where(c.id.in_(ids)))
+    }

@@ -8,6 +8,7 @@ from sqlalchemy import Connection, select
 
 from agentrl.domain.schemas import Float32
 from agentrl.store.db import codec, upsert
+from agentrl.store.db.id_lists import parts
 from agentrl.store.tables import teacher_logprobs
 from agentrl.store.training.trainer_epochs import check_epoch
 
@@ -28,9 +29,9 @@ def keep(conn: Connection, run_id: str, epoch: int, teacher: str, found: Mapping
 def read(conn: Connection, teacher: str, trajectory_ids: Sequence[str]) -> dict[str, Float32]:
     """Trajectory → the teacher's logprobs of its sampled tokens; those that it has not scored are left out."""
     columns = teacher_logprobs.c
-    rows = conn.execute(
-        select(columns.trajectory_id, columns.data).where(
-            columns.teacher == teacher, columns.trajectory_id.in_(list(trajectory_ids))
-        )
-    )
-    return {row.trajectory_id: codec.unpack_logprobs(row.data) for row in rows}
+    of_teacher = select(columns.trajectory_id, columns.data).where(columns.teacher == teacher)
+    return {
+        row.trajectory_id: codec.unpack_logprobs(row.data)
+        for ids in parts(trajectory_ids)
+        for row in conn.execute(of_teacher.where(columns.trajectory_id.in_(ids)))
+    }

@@ -19,6 +19,7 @@ from sqlalchemy import Connection, Row, delete, func, insert, select
 from agentrl.configs.rollout_config import ReplayConfig
 from agentrl.domain.curriculum import Replay
 from agentrl.domain.schemas import TRAINED, SessionStatus, StepState, TrajectoryState
+from agentrl.store.db.id_lists import parts
 from agentrl.store.tables import replays, sessions, steps, trajectories
 from agentrl.store.training import returns
 from agentrl.store.training.leases import StalePolicy, is_young
@@ -95,14 +96,20 @@ def remove(conn: Connection, step_id: str) -> None:
 def counts(conn: Connection, group_ids: Iterable[str]) -> Counter[str]:
     """Group → how many surviving steps have trained it once more, or are about to."""
     t = trajectories.c
-    rows = conn.execute(
+    surviving = (
         select(t.group_id, func.count(replays.c.step_id.distinct()))
         .join(replays, replays.c.trajectory_id == t.id)
         .join(steps, steps.c.id == replays.c.step_id)
-        .where(t.group_id.in_(sorted(group_ids)), steps.c.state != StepState.ROLLED_BACK)
+        .where(steps.c.state != StepState.ROLLED_BACK)
         .group_by(t.group_id)
     )
-    return Counter({group_id: int(count) for group_id, count in rows})
+    return Counter(
+        {
+            group_id: int(count)
+            for ids in parts(sorted(group_ids))
+            for group_id, count in conn.execute(surviving.where(t.group_id.in_(ids)))
+        }
+    )
 
 
 def _is_stale(row: Row[Any], young: Set[int], policy: StalePolicy) -> bool:
@@ -111,14 +118,11 @@ def _is_stale(row: Row[Any], young: Set[int], policy: StalePolicy) -> bool:
 
 def _rewards(conn: Connection, group_ids: Iterable[str]) -> dict[str, list[float]]:
     """Group → the rewards of its completed, rewarded episodes."""
-    episodes = conn.execute(
-        select(sessions.c.id, sessions.c.group_id).where(
-            sessions.c.group_id.in_(sorted(group_ids)),
-            sessions.c.status == SessionStatus.COMPLETED,
-            sessions.c.parent_session_id.is_(None),
-            sessions.c.is_baseline.is_(False),
-        )
-    ).all()
+    c = sessions.c
+    completed = select(c.id, c.group_id).where(
+        c.status == SessionStatus.COMPLETED, c.parent_session_id.is_(None), c.is_baseline.is_(False)
+    )
+    episodes = [row for ids in parts(sorted(group_ids)) for row in conn.execute(completed.where(c.group_id.in_(ids)))]
     facts = returns.applied(conn, [row.id for row in episodes])
     found: dict[str, list[float]] = defaultdict(list)
     for row in episodes:

@@ -58,13 +58,20 @@ def test_no_values_have_no_deviation() -> None:
 def test_a_value_is_normalised_then_clipped_then_weighed(xs: list[float], x: float, weight: float) -> None:
     known = moments_of(xs)
     scale = Scale(normalize="running", clip=(-1.5, 2.0), weight=weight)
-    expected = weight * np.clip((x - np.mean(xs)) / (np.std(xs) + 1e-6), -1.5, 2.0)
+    score = (x - np.mean(xs)) / (np.std(xs) + 1e-6) if known.deviation > 1e-6 else 0.0
+    expected = weight * np.clip(score, -1.5, 2.0)
     assert scale.apply(x * weight, known) == pytest.approx(expected, rel=1e-6, abs=1e-3)
     assert Scale(clip=(-1.0, 1.0), weight=weight).apply(x * weight, known) == weight * min(max(x, -1.0), 1.0)
 
 
 def scaling(**scales: Scale) -> RewardScaling:
     return RewardScaling(scales)
+
+
+def test_without_a_deviation_there_is_no_scale() -> None:
+    scale = Scale(normalize="running")
+    for xs in ([], [0.0] * 5, [0.1] * 7):
+        assert scale.apply(1.0, moments_of(xs)) == 0.0
 
 
 def test_components_have_statistics_of_their_own_for_each_name_and_source() -> None:

@@ -1,10 +1,11 @@
 """Sessions whose agents let only some tokens train, or none: their trajectories, batches and audit."""
 
+
 import pytest
 from play import begin, call, finish, group, take
 from sqlalchemy import select, update
 
-from agentrl.domain.schemas import SessionStatus
+from agentrl.domain.schemas import SessionStatus, VersionSpan
 from agentrl.domain.verdicts import Verdict
 from agentrl.errors import RequestError
 from agentrl.store import runs
@@ -55,6 +56,38 @@ def test_only_the_ranges_of_the_verdict_enter_the_loss(db, run_id, limits):
         assert list(run_audit.scan(conn, run_id)) == []
 
 
+@pytest.mark.long_on("postgresql")
+@pytest.mark.parametrize(("trained", "kept"), [((0, 1), False), ((1, 3), True)])
+def test_the_versions_of_the_tokens_that_train_decide_whether_they_are_too_old(db, run_id, limits, trained, kept):
+    for _ in range(3):  # versions 1 to 3
+        group(db, run_id, limits, version=next_step(db, run_id) - 1)
+        epoch = begin(db, run_id)
+        finish(db, run_id, epoch, take(db, run_id, epoch, next_step(db, run_id), n_groups=1))
+    with db.write() as conn:
+        new = group_starts.start_group(conn, run_id, limits, ["x", "y"])
+        for session_id in new.session_ids:
+            spans = [VersionSpan(version=0, start=0, end=1), VersionSpan(version=3, start=1, end=3)]
+            mixed = call(conn, run_id, session_id, output=(3, 4, 5), spans=spans)
+            rewards.add(conn, session_id, value=1.0, discount=1.0)
+            verdict = Verdict(ranges={mixed: [trained]})
+            sealing.end(conn, session_id, SessionStatus.COMPLETED, None, limits, verdict)
+    with db.read() as conn:
+        found = conn.execute(select(trajectories).where(trajectories.c.session_id.in_(new.session_ids))).all()
+        assert {(row.min_version, row.max_version) for row in found} == {(3, 3) if kept else (0, 0)}
+    group(db, run_id, limits, version=3)
+    epoch = begin(db, run_id)
+    batch = take(db, run_id, epoch, 4, n_groups=2 if kept else 1)
+    assert ({t.session_id for t in batch.trajectories} >= set(new.session_ids)) == kept
+    finish(db, run_id, epoch, batch)
+    with db.read() as conn:
+        assert list(run_audit.scan(conn, run_id)) == []
+
+
+def next_step(db, run_id):
+    """The number of the next step."""
+    return db.query(runs.get, run_id).published_step + 1
+
+
 def test_a_rejected_session_is_not_trained_and_its_group_goes_on(db, run_id, limits):
     reject = Verdict(rejected="too easy")
     (left_out, _, _), (kept, _, _) = play(db, run_id, limits, lambda *_: reject, everything)
@@ -79,6 +112,23 @@ def test_a_rejected_group_is_not_trained_and_gives_its_place_back(db, run_id, li
     with db.write() as conn:
         assert not session_rewards.reward(conn, new.session_ids[0], limits, value=0.0).applied
     with db.read() as conn:
+        assert list(run_audit.scan(conn, run_id)) == []
+
+
+@pytest.mark.long_on("postgresql")
+def test_a_group_is_rejected_although_its_sessions_have_ended_themselves(db, run_id, limits):
+    with db.write() as conn:
+        new = group_starts.start_group(conn, run_id, limits, ["x", "y"])
+        for session_id in new.session_ids:
+            call(conn, run_id, session_id)
+            rewards.add(conn, session_id, value=1.0, discount=1.0)
+            sealing.end(conn, session_id, SessionStatus.COMPLETED, None, limits)
+        assert runs.get(conn, run_id).returned == 0
+        for _ in range(2):  # the second time it is rejected already
+            sealing.end(conn, session_id, SessionStatus.COMPLETED, None, limits, reject_group="too easy")
+    assert [rows(db, each) for each in new.session_ids] == [[("rejected", "rejected: too easy", 2)]] * 2
+    with db.read() as conn:
+        assert runs.get(conn, run_id).returned == 1
         assert list(run_audit.scan(conn, run_id)) == []
 
 

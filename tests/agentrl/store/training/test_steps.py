@@ -7,6 +7,8 @@ from play import begin, call, finish, group, take
 from agentrl.domain.schemas import SessionStatus, TrainedBatch
 from agentrl.errors import RequestError, StoreError
 from agentrl.store import runs
+from agentrl.store.audit import run_audit
+from agentrl.store.db import id_lists
 from agentrl.store.sessions import group_starts
 from agentrl.store.sessions.ends import sealing
 from agentrl.store.training import rewards, steps
@@ -49,6 +51,31 @@ def test_a_group_with_too_few_good_sessions_gives_its_place_back(db, run_id, lim
             sealing.end(conn, session_id, SessionStatus.FAILED, "boom", limits)
         run = runs.get(conn, run_id)
     assert (run.admitted, run.returned, run.running) == (1, 1, 0)
+
+
+@pytest.mark.long_on("postgresql")
+def test_a_refusal_whose_answer_was_lost_may_be_repeated(db, run_id, limits):
+    new = group(db, run_id, limits)
+    epoch = begin(db, run_id)
+    batch = take(db, run_id, epoch, 1, n_groups=1)
+    for _ in range(2):
+        with db.write() as conn:
+            steps.refuse(conn, run_id, epoch, batch.step_id, {new.group_id: "too easy"})
+    with db.write() as conn, pytest.raises(StoreError, match="it is not leased"):
+        steps.refuse(conn, run_id, epoch, batch.step_id, {new.group_id: "another reason"})
+    assert db.query(runs.get, run_id).returned == 1
+
+
+@pytest.mark.long_on("postgresql")
+def test_a_step_may_have_more_rows_than_a_statement_has_parameters(db, run_id, limits, monkeypatch):
+    monkeypatch.setattr(id_lists, "MOST_IDS", 1)
+    for _ in range(2):
+        group(db, run_id, limits)
+    epoch = begin(db, run_id)
+    batch = take(db, run_id, epoch, 1, n_groups=2)
+    assert len({t.trajectory_id for t in batch.trajectories}) == 4
+    finish(db, run_id, epoch, batch)
+    assert db.query(lambda conn: list(run_audit.scan(conn, run_id))) == []
 
 
 def test_too_old_groups_become_stale_and_give_their_place_back(db, run_id, limits):

@@ -100,6 +100,8 @@ def test_a_rare_success_is_trained_once_more_and_no_other(db, run_id, played):
         found = conn.execute(select(steps_table).where(steps_table.c.step == 2)).one()
         assert (found.groups, found.trajectories) == (3, 12)
         assert runs.get(conn, run_id).returned == 0
+        counted = runs.state_counts(conn, run_id)
+        assert (counted["groups"], counted["trajectories"]) == ({"trained": 6}, {"trained": 24})
         assert {row["group_id"] for row in step_batch.paths(conn, found)} == {first[0], *second}
         assert len(step_batch.members(conn, found)) == 3
         assert steps.batch(conn, batch.step_id).digest() == batch.digest()  # it can be rebuilt
