@@ -21,7 +21,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 
-from agentrl.engine.chunks import BASE
+from agentrl.engine.chunks import BASE, version_of_label
 from agentrl.engine.engine_client import Memory, PauseMode
 from agentrl.errors import EngineError, EngineUnavailable, StoreError
 from agentrl.proxy.engines.adapters import Adapters
@@ -86,7 +86,7 @@ class Updates:
         async with asyncio.timeout(PROBE_TIMEOUT_S):
             info = await engine.client.model_info()
             engine.memory = info.memory
-            reported = engine.label = int(info.version) if info.version.isdecimal() else None
+            reported = engine.label = version_of_label(info.version)
             if self._adapters is not None:
                 reported = await self._adapters.reported(engine, reported)
             engine.paused = await engine.client.paused()
