@@ -263,6 +263,11 @@ class EnginePool:
         """The newest trainer's epoch, as of the last read of the fleet: at most about a second old."""
         return self._records.trainer_epoch
 
+    @property
+    def version(self) -> int | None:
+        """The run's version, as of the last read of the fleet."""
+        return self._records.run_version
+
     async def load(
         self, engine: Engine, version: int, delivery: Delivery = BY_FOLDER, prepared: Prepared | None = None
     ) -> Loaded:
