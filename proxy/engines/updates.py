@@ -309,6 +309,8 @@ class Updates:
         mode: PauseMode = "retract" if self.pause_mode == "in_place" and not keeps_cache else self.pause_mode
         if engine.memory is Memory.HELD:
             await engine.client.pause(mode)
+            if swaps and mode == "abort":
+                await engine.client.pause("retract")  # `abort` does not pause the scheduler, which swaps
         engine.paused = True
         self._notify()
         if broken:
