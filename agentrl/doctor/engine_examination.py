@@ -18,6 +18,7 @@ from agentrl.doctor.engine_probe import TOKENS, Probe, probe
 from agentrl.domain.schemas import Json
 from agentrl.engine.backends import BACKENDS
 from agentrl.engine.checks.supported_releases import Support
+from agentrl.engine.chunks import version_of_label
 from agentrl.engine.engine_client import Capability, EngineClient, EngineInfo, Health, ServerFacts
 from agentrl.environment import ENGINE_KEY, is_loopback
 from agentrl.errors import EngineError, EngineKeyRefused, EngineRejected, EngineUnavailable
@@ -71,7 +72,7 @@ class EngineReport:
     @property
     def version(self) -> int | None:
         """The label as a number."""
-        return int(self.label) if self.label is not None and self.label.isdecimal() else None
+        return None if self.label is None else version_of_label(self.label)
 
     @property
     def ready(self) -> bool:
@@ -145,7 +146,7 @@ def _problems_of_server(
 ) -> Iterator[str]:
     if support.is_too_old(facts.release):
         yield f"{support.title} {facts.release} is too old: {support.oldest} or later is needed"
-    if not info.version.isdecimal():
+    if version_of_label(info.version) is None:
         yield f"its weights have the label {info.version!r}, which is no version: {support.label}"
     lacking = [one for one in (Capability.WEIGHTS, Capability.PAUSES) if one not in can]
     if lacking and Capability.ADAPTERS not in can:

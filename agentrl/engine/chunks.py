@@ -12,6 +12,8 @@ BASE = 0
 """The version of base weights. A server also reports it while it samples with an adapter."""
 WITHOUT_WEIGHTS = ("released", "reloading")
 """The labels of a server whose weights are undefined. It is paused: no token is sampled under them."""
+VERSION_DIGITS = 9
+"""The store keeps versions as 32-bit integers."""
 PIECE = 1 << 18
 """Characters of base64 that are decoded at once; a multiple of 4."""
 
@@ -57,6 +59,13 @@ def unpacked_experts(experts: str) -> bytes:
 
 def parse_version(label: str) -> int:
     """A version label as a number. Raises EngineError for other labels, such as the servers' own `default`."""
-    if not str(label).isdecimal():
-        raise EngineError(f"weight version {label!r} is not a number: start the server by agentrl, or label it 0")
-    return int(label)
+    version = version_of_label(label)
+    if version is None:
+        raise EngineError(f"weight version {label!r:.200} is not a number: start the server by agentrl, or label it 0")
+    return version
+
+
+def version_of_label(label: str) -> int | None:
+    """A version label as a number; None for other labels, and for numbers that are no versions."""
+    digits = str(label)
+    return int(digits) if digits.isdecimal() and len(digits) <= VERSION_DIGITS else None

@@ -40,6 +40,7 @@ class Controls:
         self.takes_adapters = takes_adapters
         self.paused = False
         self.pause_mode = "abort"
+        self.scheduler_paused = False  # `abort` alone ends the requests and pauses only the HTTP process
         self.fail_next_update: str | None = None
         self.update_takes_s = 0.0
         self.digests: dict[str, str] | None = None
@@ -63,6 +64,7 @@ class Controls:
     def _reset(self) -> None:
         """The state of an engine that has just started: base weights, not paused, no adapters."""
         self.version, self.paused, self.content = self.base_version, False, None
+        self.scheduler_paused = False
         self.adapters, self._once_loaded, self._in_use = {}, {}, {}
         self.groups, self.updating = set(), False
         self.released, self.undefined = set(), False
@@ -100,6 +102,8 @@ class Controls:
         self.paused, self.pause_mode = True, body.get("mode", "abort")
         if self.pause_mode == "abort":
             self._aborted |= self.running
+        else:
+            self.scheduler_paused = True
         if self.pause_mode == "retract":
             self.retractions.update(self.running)
         return 200, {"status": "ok"}
@@ -107,7 +111,7 @@ class Controls:
     async def _continue_generation(self, body: Json) -> tuple[int, Json]:
         if self.released or self.undefined:
             await self._die()
-        self.paused = False
+        self.paused = self.scheduler_paused = False
         return 200, {"status": "ok"}
 
     async def _update_weights_from_disk(self, body: Json) -> tuple[int, Json]:

@@ -22,7 +22,7 @@ MOST_HEADER_BYTES = 100 << 20
 class Weights(Protocol):
     """The part of the fake engine that a swap changes."""
 
-    paused: bool
+    scheduler_paused: bool
     version: int | str
     content: dict[str, str] | None
     undefined: bool
@@ -63,8 +63,8 @@ class FakeStager(Stager):
         engine = self._engine
         if self.dies_at == "swap":
             await engine._die()
-        if not engine.paused or self._staged is None:
-            raise NotPrepared("the engine is not paused" if not engine.paused else "no version is staged")
+        if not engine.scheduler_paused or self._staged is None:
+            raise NotPrepared("no version is staged" if self._staged is None else "the engine is not paused")
         if order.flush_cache and not engine._is_idle():
             raise NotPrepared("requests are running: their cache cannot be flushed")
         problem, self.fail_next_swap = self.fail_next_swap, None

@@ -91,7 +91,7 @@ class EnginePool:
             target=records.target,
             preparations=preparations,
             pace=pace,
-            load=self.load,
+            catch_up=self.catch_up,
             lost=self.reports.lost,
             peers=self._peers,
             called=self._called,
@@ -263,12 +263,22 @@ class EnginePool:
         """The newest trainer's epoch, as of the last read of the fleet: at most about a second old."""
         return self._records.trainer_epoch
 
+    @property
+    def version(self) -> int | None:
+        """The run's version, as of the last read of the fleet."""
+        return self._records.run_version
+
     async def load(
         self, engine: Engine, version: int, delivery: Delivery = BY_FOLDER, prepared: Prepared | None = None
     ) -> Loaded:
         """Load `version` on an engine that answers and lacks it, then let the engine serve: `Updates.load`."""
         async with engine.lock:
             return await self.updates.load(engine, version, delivery, prepared)
+
+    async def catch_up(self, engine: Engine, version: int, delivery: Delivery, prepared: Prepared | None) -> Loaded:
+        """`load`, unless the engine has a newer version meanwhile: then it raises EngineBusy."""
+        async with engine.lock:
+            return await self.updates.load(engine, version, delivery, prepared, forward_only=True)
 
     async def kept(self, version: int) -> set[int]:
         """The versions that engines may keep when the run moves to `version`. Raises StoreError."""

@@ -12,7 +12,7 @@ from functools import partial
 
 from agentrl.configs.run_config import RunConfig
 from agentrl.domain.schemas import Json, VersionState
-from agentrl.errors import FencedError, RequestError
+from agentrl.errors import FencedError, RequestError, StoreError
 from agentrl.proxy.engines.delivery.preparations import Wish
 from agentrl.proxy.engines.delivery.publish_facts import publish_facts
 from agentrl.proxy.engines.delivery.wave_run import ALL_AT_ONCE, Outcome, WaveRun
@@ -22,7 +22,7 @@ from agentrl.proxy.engines.tensor_transfer import Broadcast, Handles
 from agentrl.proxy.engines.version_delivery import BY_FOLDER, KEPT, Delivery, Loaded, Prepared, RecordedFolder
 from agentrl.proxy.run_store import RunStore
 from agentrl.store import evaluation_episodes, runs
-from agentrl.store.training import memory_leases, publishes, trainer_epochs
+from agentrl.store.training import memory_leases, publishes, trainer_epochs, version_states
 
 log = logging.getLogger(__name__)
 
@@ -38,10 +38,11 @@ async def publish(
     An engine that fails is ejected; any replica's pool updates it to the run's version when it answers again.
     After a StoreError no further engine is updated; those under way finish, and the publish can be repeated.
 
-    Raises StoreError, and RequestError: 404 for an unknown version, 409 for a rolled-back one, 503 when no engine took
-    it, or when a trainer of another epoch has its turn on the engines' GPUs. The publish ends the turn of `epoch`.
-    Raises FencedError when a trainer newer than `epoch` has started: before any engine is touched, or, like after any
-    StoreError, when those under way have finished.
+    Raises StoreError, and RequestError: 404 for an unknown version, 409 for a rolled-back one and for one that the run
+    is past, 503 when no engine took it, or when a trainer of another epoch has its turn on the engines' GPUs. The
+    publish ends the turn of `epoch`. Raises FencedError when a trainer newer than `epoch` has started, and StoreError
+    when the run moves past the version meanwhile: before any engine is touched, or, like after any StoreError, when
+    those under way have finished.
     """
     if epoch is not None:
         await store.write(trainer_epochs.check_epoch, store.run_id, epoch)
@@ -50,6 +51,8 @@ async def publish(
         raise RequestError(404, f"run {store.run_name} has no version {version}", code="version_not_found")
     if row.state == VersionState.ROLLED_BACK:
         raise RequestError(409, f"version {version} was rolled back", code="version_rolled_back")
+    if (newer := await store.read(version_states.overtaken_by, store.run_id, version)) is not None:
+        raise RequestError(409, f"version {version} is old: the run has version {newer}", code="version_overtaken")
     if not await store.write(memory_leases.hand_back, store.run_id, epoch, version):
         message = f"version {version} is not published: a trainer computes on the engines' GPUs"
         raise RequestError(503, message, code="memory_leased", retry_after_s=1.0)
@@ -80,7 +83,7 @@ async def _load_all(pool: EnginePool, version: int, epoch: int | None, delivery:
         return await pool.load(engine, version, delivery, prepared)
 
     pace = ALL_AT_ONCE if isinstance(delivery.transfer, Broadcast | Handles) else pool.pace
-    waves = WaveRun(pool.engines, pace, load, pool.reports.lost, partial(_check_epoch, pool, epoch))
+    waves = WaveRun(pool.engines, pace, load, pool.reports.lost, partial(_check, pool, version, epoch, pool.version))
     return await waves.run(pool.preparations, _wish(pool, version, delivery))
 
 
@@ -93,10 +96,16 @@ def _wish(pool: EnginePool, version: int, delivery: Delivery) -> Wish | None:
     return pool.preparations.wish(version, delivery.folder, delivery.digests)
 
 
-def _check_epoch(pool: EnginePool, epoch: int | None) -> None:
-    """Raise FencedError when a newer trainer is known to have started: it publishes a version of its own."""
+def _check(pool: EnginePool, version: int, epoch: int | None, before: int | None) -> None:
+    """Raise FencedError when a newer trainer is known to have started: it publishes a version of its own.
+
+    Raises StoreError when the run is known to have moved, from `before`, past the version that is being published.
+    """
     if epoch is not None and pool.trainer_epoch > epoch:
         raise FencedError(f"trainer epoch {epoch} is over: epoch {pool.trainer_epoch} has started")
+    now = pool.version
+    if now is not None and now != before and now > version:
+        raise StoreError(f"version {version} is old: the run has version {now}")
 
 
 async def resume(store: RunStore, pool: EnginePool, config: RunConfig) -> None:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from functools import partial
 from typing import Annotated, Literal, Self
 
@@ -141,11 +141,15 @@ def _mark_sent(url: str, buckets: list[list[str]]) -> None:
 
 @asynccontextmanager
 async def _closing(close: Callable[[float | None], Awaitable[None]]) -> AsyncIterator[None]:
-    """Call `close` at the end; with a short limit if the block failed, because its time may be over."""
+    """Call `close` at the end; with a short limit if the block failed, because its time may be over.
+
+    What the block raised is raised, also if closing fails too: an update that has no time left must end.
+    """
     try:
         yield
     except BaseException:
-        await close(CLOSING_TIMEOUT_S)
+        with suppress(EngineError):
+            await close(CLOSING_TIMEOUT_S)
         raise
     await close(None)
 

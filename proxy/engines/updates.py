@@ -21,7 +21,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 
-from agentrl.engine.chunks import BASE
+from agentrl.engine.chunks import BASE, version_of_label
 from agentrl.engine.engine_client import Memory, PauseMode
 from agentrl.errors import EngineError, EngineUnavailable, StoreError
 from agentrl.proxy.engines.adapters import Adapters
@@ -86,7 +86,7 @@ class Updates:
         async with asyncio.timeout(PROBE_TIMEOUT_S):
             info = await engine.client.model_info()
             engine.memory = info.memory
-            reported = engine.label = int(info.version) if info.version.isdecimal() else None
+            reported = engine.label = version_of_label(info.version)
             if self._adapters is not None:
                 reported = await self._adapters.reported(engine, reported)
             engine.paused = await engine.client.paused()
@@ -220,12 +220,18 @@ class Updates:
         return too_long or not await self._records.is_whole(engine.url)
 
     async def load(
-        self, engine: Engine, version: int, delivery: Delivery = BY_FOLDER, prepared: Prepared | None = None
+        self,
+        engine: Engine,
+        version: int,
+        delivery: Delivery = BY_FOLDER,
+        prepared: Prepared | None = None,
+        *,
+        forward_only: bool = False,
     ) -> Loaded:
         """Load `version` on an engine that answers and lacks it, then let the engine serve. It may have it `prepared`.
 
-        Raises EngineError when it does not answer, does not report the version afterwards, or has other tensors than
-        the trainer, and StoreError.
+        With `forward_only`, raises EngineBusy for an engine that serves a newer version. Raises EngineError when it
+        does not answer, does not report the version afterwards, or has other tensors than the trainer, and StoreError.
         """
         reported, paused = await self._answer(engine)
         if prepared is None and (paused or reported != version):
@@ -233,6 +239,8 @@ class Updates:
         async with self._claimed(engine, paused, self.timeout_s + CLEANING_UP_S) as claim:
             reported, paused = await self._answer(engine)
             claim.whole = not paused
+            if forward_only and not paused and reported is not None and reported > version:
+                raise EngineBusy(f"{engine.url} serves version {reported}")
             loaded = await self._already(engine, delivery) if reported == version and not paused else None
             if loaded is None:
                 loaded = await self._put(engine, claim, version, delivery, prepared)
@@ -309,6 +317,8 @@ class Updates:
         mode: PauseMode = "retract" if self.pause_mode == "in_place" and not keeps_cache else self.pause_mode
         if engine.memory is Memory.HELD:
             await engine.client.pause(mode)
+            if swaps and mode == "abort":
+                await engine.client.pause("retract")  # `abort` does not pause the scheduler, which swaps
         engine.paused = True
         self._notify()
         if broken:

@@ -19,6 +19,8 @@ CONNECT_S = 10.0
 UNAUTHORIZED, FORBIDDEN = 401, 403
 LONGEST_ENGINE_MESSAGE = 500
 """Maximum characters of an engine's message to pass on."""
+LONGEST_LABEL = 100
+"""Maximum characters of the label of an engine's weights."""
 
 
 class ControlRequests:
@@ -40,8 +42,21 @@ class ControlRequests:
 
     async def _context_tokens(self) -> int | None:
         """The length of the context that the list of models says."""
+        return next((one.get("max_model_len") for one in await self._models() if one.get("parent") is None), None)
+
+    async def _models(self) -> list[Json]:
+        """The base model and the loaded adapters. Raises EngineError."""
         models = (await self._call("GET", "/v1/models")).get("data", [])
-        return next((model.get("max_model_len") for model in models if model.get("parent") is None), None)
+        if not isinstance(models, list) or not all(isinstance(model, dict) for model in models):
+            raise EngineError(f"{self.url}/v1/models lists no models")
+        return models
+
+    async def _adapters(self) -> dict[str, str]:
+        """The loaded adapters: name → folder. Raises EngineError."""
+        loaded = [(one.get("id"), one.get("root")) for one in await self._models() if one.get("parent") is not None]
+        if not all(isinstance(name, str) and isinstance(folder, str) for name, folder in loaded):
+            raise EngineError(f"{self.url}/v1/models lists an adapter without a name or a folder")
+        return {str(name): str(folder) for name, folder in loaded}
 
     @asynccontextmanager
     async def _request(
@@ -95,6 +110,22 @@ def decode(raw: bytes) -> Json:
     if not isinstance(value, dict):
         raise EngineError(f"the engine sent {type(value).__name__}, not an object")
     return value
+
+
+def weight_label(where: str, answer: Json) -> str:
+    """The label of the weights in an engine's answer. Raises EngineError for anything but a short string."""
+    label = answer.get("weight_version")
+    if not isinstance(label, str) or len(label) > LONGEST_LABEL:
+        raise EngineError(f"{where} reports no weight version: {label!r:.{LONGEST_LABEL}}")
+    return label
+
+
+def rank_digests(where: str, ranks: Any) -> list[dict[str, str]]:
+    """Digests of the weights for each rank of an engine, by name. Raises EngineError for anything else."""
+    try:
+        return [{str(name): str(digest) for name, digest in rank.items()} for rank in ranks]
+    except (TypeError, AttributeError) as error:
+        raise EngineError(f"{where} reports no digests") from error
 
 
 def _engine_message(raw: bytes) -> str:

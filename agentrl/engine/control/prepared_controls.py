@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from agentrl.domain.schemas import Json
-from agentrl.engine.control.control_requests import ControlRequests
+from agentrl.engine.control.control_requests import ControlRequests, rank_digests
 from agentrl.engine.control.preparation import (
     DIGESTS,
     PREPARE,
@@ -56,10 +56,7 @@ class PreparedControls(ControlRequests):
             answer = await self._call("GET", DIGESTS, None, timeout_s)
         if answer.get("name") != name:
             raise NotPrepared(f"{self.url} has prepared {answer.get('name')}, not {name}")
-        try:
-            return [{str(k): str(v) for k, v in rank.items()} for rank in answer["ranks"]]
-        except (KeyError, TypeError, AttributeError) as error:
-            raise EngineError(f"{self.url}{DIGESTS} reports no digests") from error
+        return rank_digests(f"{self.url}{DIGESTS}", answer.get("ranks"))
 
     def version_source(self, name: str, until: int) -> Json | None:
         """How other hosts read version `name` and older ones from this server, until then, in seconds of the epoch.

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from agentrl.domain.schemas import Json
-from agentrl.engine.control.control_requests import ControlRequests
+from agentrl.engine.control.control_requests import ControlRequests, rank_digests, weight_label
 from agentrl.engine.engine_client import RELEASED, RELOADING, EngineInfo
 from agentrl.errors import EngineError, EngineRejected
 
@@ -125,8 +125,7 @@ class WeightControls(ControlRequests):
 
     async def adapters(self) -> dict[str, str]:
         """The loaded adapters: name → folder."""
-        models = (await self._call("GET", "/v1/models")).get("data", [])
-        return {model["id"]: model["root"] for model in models if model.get("parent") is not None}
+        return await self._adapters()
 
     async def load_adapter(self, name: str, path: Path | str) -> None:
         """Load an adapter folder in peft's format, while requests run. Raises EngineRejected with the server's message.
@@ -149,15 +148,18 @@ class WeightControls(ControlRequests):
     async def model_info(self) -> EngineInfo:
         """The server's model and weight version."""
         info = await self._call("GET", "/model_info")
-        try:
-            return EngineInfo(model_path=info["model_path"], version=info["weight_version"])
-        except KeyError as error:
-            raise EngineError(f"{self.url}/model_info reports no {error}") from error
+        label = weight_label(f"{self.url}/model_info", info)
+        if not isinstance(info.get("model_path"), str):
+            raise EngineError(f"{self.url}/model_info reports no model_path")
+        return EngineInfo(model_path=info["model_path"], version=label)
 
     async def checksums(self) -> list[dict[str, str]]:
         """Digests of the weights in memory, by the server's names, for each rank."""
         answer = await self._post("/weights_checker", {"action": "checksum"})
-        return [rank["checksums"] for rank in answer["ranks"]]
+        ranks = answer.get("ranks")
+        if not isinstance(ranks, list) or not all(isinstance(rank, dict) for rank in ranks):
+            raise EngineError(f"{self.url}/weights_checker reports no ranks")
+        return rank_digests(f"{self.url}/weights_checker", [rank.get("checksums") for rank in ranks])
 
 
 def _label(version: int | None) -> str | None:

@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from agentrl.domain.schemas import Json, VersionSpan
-from agentrl.engine.chunks import BASE, Adapter, Chunk
+from agentrl.engine.chunks import BASE, Adapter, Chunk, version_of_label
 from agentrl.engine.control.control_requests import LONGEST_ENGINE_MESSAGE
 from agentrl.errors import EngineDied, EngineError, EngineRejected, EngineUnavailable
 
@@ -129,11 +129,11 @@ def _likeliest(entries: list[Json]) -> list[tuple[float, int]]:
 
 
 def _number(label: str) -> int:
-    if not str(label).isdecimal():
-        raise EngineUnavailable(
-            f"weight version {label!r} is not a number: the engine has restarted, or nobody has told it its version"
-        )
-    return int(label)
+    version = version_of_label(label)
+    if version is None:
+        why = "the engine has restarted, or nobody has told it its version"
+        raise EngineUnavailable(f"weight version {label!r:.200} is not a number: {why}")
+    return version
 
 
 def _stream_error(error: Any, *, bound: bool) -> EngineError:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from agentrl.engine.control.control_requests import ControlRequests
+from agentrl.engine.control.control_requests import ControlRequests, rank_digests, weight_label
 from agentrl.engine.engine_client import EngineInfo
 from agentrl.engine.vllm.only_folders import OnlyFolders
 from agentrl.engine.vllm.vllm_paths import DIGESTS, LOAD, NOT_FOUND
@@ -18,24 +18,21 @@ class WeightRoutes(ControlRequests, OnlyFolders):
 
     async def model_info(self) -> EngineInfo:
         """The server's model and weight version."""
-        label = await self._call("GET", "/weight_info")
-        models = (await self._call("GET", "/v1/models")).get("data", [])
-        try:
-            root = next(model["root"] for model in models if model.get("parent") is None)
-            return EngineInfo(model_path=root, version=label["weight_version"])
-        except (KeyError, StopIteration) as error:
-            raise EngineError(f"{self.url} reports no model or weight version") from error
+        label = weight_label(f"{self.url}/weight_info", await self._call("GET", "/weight_info"))
+        root = next((one.get("root") for one in await self._models() if one.get("parent") is None), None)
+        if not isinstance(root, str):
+            raise EngineError(f"{self.url}/v1/models reports no base model")
+        return EngineInfo(model_path=root, version=label)
 
     async def checksums(self) -> list[dict[str, str]]:
         """Digests of the weights in memory for each rank: by the checkpoint's names and by vLLM's parameters."""
         try:
-            ranks: list[dict[str, str]] = (await self._call("GET", DIGESTS))["ranks"]
-            return ranks
+            return rank_digests(f"{self.url}{DIGESTS}", (await self._call("GET", DIGESTS)).get("ranks"))
         except EngineRejected as error:
             if error.status != NOT_FOUND:
                 raise
         answer = await self._post("/weight_checker", {"action": "checksum"})
-        return [answer["checksums"]]
+        return rank_digests(f"{self.url}/weight_checker", [answer.get("checksums")])
 
     async def update_weights_from_disk(
         self, path: Path | str, version: int | None, flush_cache: bool = True, timeout_s: float | None = None
@@ -70,8 +67,7 @@ class WeightRoutes(ControlRequests, OnlyFolders):
 
     async def adapters(self) -> dict[str, str]:
         """The loaded adapters: name → folder."""
-        models = (await self._call("GET", "/v1/models")).get("data", [])
-        return {model["id"]: model["root"] for model in models if model.get("parent") is not None}
+        return await self._adapters()
 
     async def load_adapter(self, name: str, path: Path | str) -> None:
         """Load an adapter folder in peft's format, while requests run. Raises EngineRejected with the reason."""

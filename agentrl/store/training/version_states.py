@@ -42,16 +42,21 @@ def set_folder(conn: Connection, run_id: str, epoch: int, version: int, *, path:
 def mark_published(conn: Connection, run_id: str, version: int, epoch: int | None = None) -> None:
     """Move the run to `version`, which every serving engine has, and mark its step published.
 
-    A trainer passes its epoch; FencedError is raised when a newer one has started. Without an epoch (a proxy that
-    finishes a publish) the run only moves forward. Raises StoreError for a version outside the surviving lineage.
+    A trainer passes its epoch; FencedError is raised when a newer one has started. It moves the run back only from a
+    version that was rolled back: a proxy may finish late what the trainer has repeated at another one. Without an epoch
+    (a proxy that finishes a publish) the run only moves forward. Raises StoreError for a version outside the surviving
+    lineage, and for one from which the run must not go back.
     """
     now = time.time()
     run = lock_run(conn, run_id) if epoch is None else check_epoch(conn, run_id, epoch)
     row = runs.version(conn, run_id, version)
     if row is None or row.state == VersionState.ROLLED_BACK:
         raise StoreError(f"version {version} is not of the surviving lineage")
-    if epoch is None and row.step < run.published_step:
+    is_older = row.step < run.published_step
+    if epoch is None and is_older:
         raise StoreError(f"version {version} is older than the run's published version: only its trainer can go back")
+    if is_older and (newer := overtaken_by(conn, run_id, version)) is not None:
+        raise StoreError(f"version {version} is older than the run's version {newer}, which was not rolled back")
     conn.execute(
         update(weight_versions)
         .where(weight_versions.c.run_id == run_id, weight_versions.c.version == version)
@@ -65,6 +70,19 @@ def mark_published(conn: Connection, run_id: str, version: int, epoch: int | Non
     conn.execute(
         update(runs_table).where(runs_table.c.id == run_id).values(current_version=version, published_step=row.step)
     )
+
+
+def overtaken_by(conn: Connection, run_id: str, version: int) -> int | None:
+    """The run's version, if it is of a later step than `version` and was not rolled back; else None."""
+    current, other = weight_versions.alias(), weight_versions.alias()
+    newer = (
+        select(current.c.version)
+        .join(runs_table, (runs_table.c.id == current.c.run_id) & (runs_table.c.current_version == current.c.version))
+        .join(other, other.c.run_id == current.c.run_id)
+        .where(current.c.run_id == run_id, other.c.version == version)
+        .where(current.c.step > other.c.step, current.c.state != VersionState.ROLLED_BACK)
+    )
+    return conn.execute(newer).scalar()
 
 
 def unneeded_folders(conn: Connection, run_id: str, names: Sequence[str], *, keep: int, unknown: bool) -> set[str]:

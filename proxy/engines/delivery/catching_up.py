@@ -9,9 +9,10 @@ Invariants:
    them published (`publishes.within_lag`). So a token that is sampled while the run's version is n is at most `lag`
    versions older than n. A step trains tokens of at most `trainer.max_staleness` versions, so admission lets groups run
    ahead by `max_staleness − lag` only; whatever happens, the lease leaves older tokens out.
-2. An engine only ever changes to the run's version, if that is published, or to a version that is being published. A
-   version that was rolled back is no ancestor of the run's version and no target, so no engine changes to it, and one
-   that has it is updated as soon as the run has another version.
+2. An engine only ever changes to the run's version, if that is published, or to a version that is being published;
+   catching up never takes one back from a newer version. A version that was rolled back is no ancestor of the run's
+   version and no target, so no engine changes to it, and a probe updates one that has it (`Updates.bring`) as soon as
+   the run has another version.
 3. An engine that is behind changes under a claim, as in a publish: two replicas never change one engine, and what a
    killed replica leaves paused is repaired by another one, to the run's version.
 4. A replica knows its own calls. With several, an engine that is idle for one may have calls of another; these continue
@@ -38,7 +39,7 @@ EVERY_S = 1.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CatchingUp:
-    """Moves the engines that this replica watches. `load`, `lost` and `peers` are the pool's.
+    """Moves the engines that this replica watches. `catch_up`, `lost` and `peers` are the pool's.
 
     `run_version` is the run's version, as this replica read it last; `target` reads the version to change to, if any.
     """
@@ -47,7 +48,7 @@ class CatchingUp:
     target: Callable[[], Awaitable[tuple[int, RecordedFolder] | None]]
     preparations: Preparations | None
     pace: Pace
-    load: Callable[[Engine, int, Delivery, Prepared | None], Awaitable[Loaded]]
+    catch_up: Callable[[Engine, int, Delivery, Prepared | None], Awaitable[Loaded]]
     lost: Callable[[Engine, EngineError], Awaitable[None]]
     peers: Callable[[Engine], list[Engine]]
     called: asyncio.Event
@@ -83,16 +84,17 @@ class CatchingUp:
         return wave
 
     def _is_behind(self, engine: Engine) -> bool:
-        """Whether this replica may move an engine to the run's version."""
+        """Whether this replica may move an engine to the run's version: not from one that is being published."""
         mine = engine.mine and engine.state is EngineState.SERVING and not engine.lock.locked()
-        return mine and engine.version is not None and engine.version != self.run_version()
+        run = self.run_version()
+        return mine and engine.version is not None and run is not None and engine.version < run
 
     async def _move(self, engine: Engine, version: int, folder: RecordedFolder, running: int) -> None:
         """Change one engine, unless calls have begun on it since it was chosen. Raises StoreError."""
         try:
             prepared = await self._prepared(engine, version, folder)
             if engine.running <= running:
-                await self.load(engine, version, Delivery(folder=folder), prepared)
+                await self.catch_up(engine, version, Delivery(folder=folder), prepared)
         except EngineBusy:
             return
         except EngineError as error:

@@ -91,7 +91,8 @@ class Preparations:
     async def advance(self, engine: Engine, wish: Wish, peers: Iterable[Engine]) -> Prepared | None:
         """Begin or follow the preparation of one engine. None when it has to load the version instead.
 
-        Raises EngineBusy while it prepares this version, or a newer one, and EngineError.
+        Raises EngineBusy while it prepares this version, or a newer one, and while one that is ready waits for its
+        publish, at most `timeout_s`: the publish may have been abandoned. Raises EngineError.
         """
         if engine.prepares is False:
             return None
@@ -100,7 +101,7 @@ class Preparations:
         if found is None:
             return None
         now = time.monotonic()
-        if found.state in UNDER_WAY and found.version is not None and found.version > wish.version:
+        if found.version is not None and found.version > wish.version and self._is_awaited(engine, found, now):
             raise EngineBusy(f"{engine.url} prepares version {found.version}")
         if found.name != wish.name or found.state is PreparationState.NONE:
             engine.preparing_since = now
@@ -113,6 +114,14 @@ class Preparations:
             log.warning("engine %s loads version %d: %s", engine.url, wish.version, _problem(found, wish))
             return None
         return await prepared_of(engine, wish, found, now - since, "peer")
+
+    def _is_awaited(self, engine: Engine, found: Preparation, now: float) -> bool:
+        """Whether a version that an engine prepares, or has just prepared, will probably be swapped in."""
+        if found.state is PreparationState.READY and found.name is not None:
+            if engine.newer_ready is None or engine.newer_ready[0] != found.name:
+                engine.newer_ready = (found.name, now)
+            return now - engine.newer_ready[1] < self.timeout_s
+        return found.state in UNDER_WAY
 
     async def order(self, engine: Engine, wish: Wish, peers: Iterable[Engine]) -> Preparation:
         """Ask an engine to prepare a version. Raises EngineError."""

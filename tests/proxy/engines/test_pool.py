@@ -10,6 +10,8 @@ from contextlib import suppress
 
 import aiohttp
 import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
 
 from agentrl.engine.sglang.sglang_client import SGLangClient
 from agentrl.errors import EngineUnavailable
@@ -217,3 +219,26 @@ async def test_an_engine_that_starts_gets_no_calls(pool: EnginePool, fakes: list
     assert states(pool) == ["updating", "updating"]
     with pytest.raises(EngineUnavailable):
         await pool.acquire("a", time.monotonic() + 0.01)
+
+
+@pytest.mark.parametrize("label", [None, 3, "9" * 5000, "9" * 50])
+async def test_an_engine_with_an_odd_label_does_not_end_the_watch_of_the_others(
+    make: Callable[..., EnginePool], fakes: list[FakeEngine], monkeypatch: pytest.MonkeyPatch, label: object
+) -> None:
+    async def odd(_: web.Request) -> web.Response:
+        return web.json_response({"model_path": "x", "weight_version": label})
+
+    app = web.Application()
+    app.router.add_get("/model_info", odd)
+    app.router.add_get("/ready", odd)
+    monkeypatch.setattr(pools, "WATCH_EVERY_S", 0.02)
+    async with TestServer(app) as server:
+        pool = make(str(server.make_url("")).rstrip("/"), fakes[0].url)
+        watch = asyncio.create_task(pool.watch())
+        await eventually(lambda: watch.done() or states(pool) == ["dead", "serving"])
+        fakes[0].stop()
+        await eventually(lambda: watch.done() or states(pool) == ["dead", "dead"])
+        assert not watch.done()
+        watch.cancel()
+        with suppress(asyncio.CancelledError):
+            await watch

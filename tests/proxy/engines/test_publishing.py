@@ -15,15 +15,16 @@ from serving import add_version
 from agentrl.configs.run_config import RunConfig
 from agentrl.domain.schemas import VersionState
 from agentrl.engine.sglang.sglang_client import SGLangClient
-from agentrl.errors import FencedError, StoreError
+from agentrl.errors import FencedError, RequestError, StoreError
 from agentrl.proxy.engines import publishing
 from agentrl.proxy.engines.delivery.wave_run import Pace
 from agentrl.proxy.engines.engine_state import Engine, EngineState
 from agentrl.proxy.engines.tensor_transfer import Broadcast, members
 from agentrl.proxy.engines.version_delivery import BY_FOLDER, Delivery
+from agentrl.proxy.run_store import RunStore
 from agentrl.store import engine_claims, runs
 from agentrl.store.tables import weight_versions
-from agentrl.store.training import trainer_epochs
+from agentrl.store.training import publishes, trainer_epochs
 from agentrl.testing import FakeEngine
 
 N = 8
@@ -299,6 +300,54 @@ async def test_a_publish_whose_trainer_was_replaced_goes_to_no_further_engine(re
         await publication
     assert versions(engines) == ["1"] * 2 + ["0"] * (N - 2)
     assert not any(engine.paused for engine in engines)
+
+
+async def test_a_late_publish_of_the_same_trainer_does_not_move_the_run_back(replicas, engines, urls, monkeypatch):
+    """Replica a is slow to record the publish: the trainer has repeated it at b, and published the next version."""
+    epoch = replicas.database.transact(trainer_epochs.begin_epoch, replicas.run_id)
+    late, on = asyncio.Event(), asyncio.Event()
+    write = RunStore.write
+
+    async def slow(store: RunStore, change: Any, *args: Any) -> Any:
+        if store is replicas.stores["a"] and change is publishes.complete:
+            late.set()
+            await on.wait()
+        return await write(store, change, *args)
+
+    monkeypatch.setattr(RunStore, "write", slow)
+    first = publish(replicas, "a", 1, epoch)
+    await late.wait()
+    await publish(replicas, "b", 1, epoch)
+    await publish(replicas, "b", 2, epoch)
+    on.set()
+    with pytest.raises(StoreError, match="version 1 is older than the run's version 2"):
+        await first
+    assert run_version(replicas) == 2
+    with pytest.raises(RequestError, match="the run has version 2") as refused:
+        await publish(replicas, "a", 1, epoch)
+    assert (refused.value.status, refused.value.code) == (409, "version_overtaken")
+    assert versions(engines) == ["2"] * N
+
+
+async def test_a_late_publish_goes_to_no_further_engine(replicas, engines, urls, updates):
+    epoch = replicas.database.transact(trainer_epochs.begin_epoch, replicas.run_id)
+    updates.hold(*urls[:2])
+    first = publish(replicas, "a", 1, epoch)
+    await updates.until(lambda: updates.running == set(urls[:2]))
+    held, updates.held = updates.held, {}
+    replicas.database.transact(engine_claims.expire_claims, replicas.run_id, "a")
+    for version in (1, 2):
+        await publish(replicas, "b", version, epoch)
+    await replicas.read("a")
+    for event in held.values():
+        event.set()
+    with pytest.raises(StoreError, match="the run has version 2"):
+        await first
+    assert versions(engines)[2:] == ["2"] * (N - 2)
+    assert run_version(replicas) == 2
+    for _ in range(2):
+        await replicas.round()
+    assert versions(engines) == ["2"] * N
 
 
 async def test_the_members_of_a_transfer_are_asked_together_up_to_the_limit(replicas, engines, urls, monkeypatch):

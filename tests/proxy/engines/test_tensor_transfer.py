@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from typing import Any, get_args
 from uuid import uuid4
@@ -14,8 +15,10 @@ from serving import add_version
 from agentrl.configs.publish_config import PublishConfig
 from agentrl.domain.schemas import Json
 from agentrl.engine.sglang.sglang_client import SGLangClient
-from agentrl.errors import EngineError
+from agentrl.errors import EngineError, EngineRejected, EngineUnavailable
+from agentrl.proxy.engines.delivery.filling import Filling
 from agentrl.proxy.engines.tensor_transfer import Transfer, verify
+from agentrl.proxy.engines.version_delivery import Delivery
 from agentrl.store import events
 from agentrl.testing import FakeEngine
 
@@ -190,6 +193,52 @@ def test_an_engine_that_cannot_take_handles_reads_the_folder(proxy: Any, tmp_pat
     answer = publish(proxy, tmp_path, transfer=offer("checkpoint_engine", proxy.engine.url)).json()
     assert answer["transport"] == {proxy.engine.url: "disk"}
     assert (proxy.engine.version, proxy.engine.paused) == ("1", False)
+
+
+class Stuck(SGLangClient):
+    """A client of an engine that takes no tensors, and does not answer when the transfer is closed."""
+
+    refusal: EngineError | None = None
+
+    async def join_group(self, *_: Any, **__: Any) -> None:
+        pass
+
+    async def begin_update(self) -> None:
+        pass
+
+    async def receive_tensors(self, *_: Any, **__: Any) -> None:
+        if self.refusal is not None:
+            raise self.refusal
+        await asyncio.Event().wait()
+
+    take_tensors = receive_tensors
+
+    async def end_update(self, timeout_s: float | None = None) -> None:
+        raise EngineUnavailable("no answer")
+
+    async def leave_group(self, group: str, timeout_s: float | None = None) -> None:
+        raise EngineUnavailable("no answer")
+
+
+@pytest.mark.parametrize("transport", ["distributed", "tensor"])
+async def test_the_end_of_the_time_is_not_replaced_by_what_closing_raises(transport: str) -> None:
+    """`publish.update_timeout_s` cancels a transfer: the engine must not read the folder without a limit."""
+    url = "http://engine"
+    transfer: Any = TypeAdapter(Transfer).validate_python(offer(transport, url))
+    async with aiohttp.ClientSession() as http:
+        client = Stuck(url, http)
+        filling = Filling(base_for=_no_base, timeout_s=60.0)
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.05):
+                await filling.load(client, 1, "/folder", Delivery(transfer), flush=True)
+        client.refusal = EngineRejected("no room")
+        again: Any = TypeAdapter(Transfer).validate_python(offer(transport, url))
+        with pytest.raises(EngineRejected, match="no room"):
+            await again.load(client, 1, flush_cache=True)
+
+
+async def _no_base(version: int) -> None:
+    return None
 
 
 async def test_without_digests_nothing_is_compared(fake_engine: FakeEngine) -> None:

@@ -215,6 +215,21 @@ async def test_an_engine_that_is_not_paused_refuses_to_swap(client: EngineClient
 
 
 @prepares
+async def test_a_pause_that_aborts_allows_no_swap_before_one_that_retracts(client: EngineClient, run: Run) -> None:
+    """`abort` ends the requests and does not pause the scheduler, which swaps."""
+    before = await client.checksums()
+    await prepared(client, run.order(1))
+    await client.pause("abort")
+    with pytest.raises(NotPrepared, match="not paused"):
+        await client.swap("v1-a", 1)
+    assert await client.checksums() == before
+    await client.pause("retract")
+    await client.swap("v1-a", 1)
+    await client.continue_generation()
+    assert (await collect(client, FEW))[-1].versions == [VersionSpan(version=1, start=0, end=2)]
+
+
+@prepares
 async def test_another_version_is_not_swapped_in_and_the_engine_serves_on(client: EngineClient, run: Run) -> None:
     before = await client.checksums()
     await prepared(client, run.order(1))

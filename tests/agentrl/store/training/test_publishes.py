@@ -8,12 +8,13 @@ from typing import Any
 import pytest
 from sqlalchemy import Connection, insert, update
 
-from agentrl.errors import RequestError
+from agentrl.errors import RequestError, StoreError
 from agentrl.store import Database
+from agentrl.store import runs as run_records
 from agentrl.store.sessions import group_starts
 from agentrl.store.sessions.session_limits import Limits
 from agentrl.store.tables import runs, weight_versions
-from agentrl.store.training import memory_leases, publishes, trainer_epochs
+from agentrl.store.training import memory_leases, publishes, trainer_epochs, version_states
 
 PUBLISHED, PENDING, ROLLED_BACK = "published", "pending", "rolled_back"
 LINEAGE = {1: (0, PUBLISHED), 2: (1, PUBLISHED), 3: (2, ROLLED_BACK), 4: (2, PUBLISHED), 5: (4, PUBLISHED)}
@@ -85,3 +86,23 @@ def test_admission_leaves_the_lag_of_the_staleness_to_the_engines(
         db.transact(group_starts.start_group, run_id, bound, [f"key-{n}-{i}" for i in range(limits.group_size)])
     with pytest.raises(RequestError, match="no capacity"):
         db.transact(group_starts.start_group, run_id, bound, [f"last-{i}" for i in range(limits.group_size)])
+
+
+@pytest.mark.parametrize("version", [1, 4])
+def test_a_trainer_moves_the_run_back_only_from_a_version_that_was_rolled_back(
+    db: Database, lineage: str, version: int
+) -> None:
+    """An answer of its own that comes late, of a version before the one that the run has now, changes nothing."""
+    epoch = db.transact(trainer_epochs.begin_epoch, lineage)
+    assert db.query(version_states.overtaken_by, lineage, version) == 5
+    with pytest.raises(StoreError, match=f"version {version} is older than the run's version 5"):
+        db.transact(version_states.mark_published, lineage, version, epoch)
+    assert db.query(run_records.get, lineage).current_version == 5
+    for again in (5, 6):
+        assert db.query(version_states.overtaken_by, lineage, again) is None
+        db.transact(version_states.mark_published, lineage, again, epoch)
+    undone = update(weight_versions).where(weight_versions.c.version >= 5).values(state=ROLLED_BACK)
+    db.transact(lambda conn: conn.execute(undone))
+    assert db.query(version_states.overtaken_by, lineage, version) is None
+    db.transact(version_states.mark_published, lineage, version, epoch)
+    assert db.query(run_records.get, lineage).current_version == version

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import Any
 
 import pytest
 from replica_fleet import ReplicaFleet
 
-from agentrl.domain.schemas import VersionState
+from agentrl.domain.schemas import Json, VersionState
 from agentrl.engine.sglang.sglang_client import SGLangClient
 from agentrl.proxy.engines.delivery.version_places import VersionPlaces
 from agentrl.proxy.engines.engine_state import Engine
+from agentrl.proxy.engines.version_delivery import BY_FOLDER, EngineBusy, Loaded
 from agentrl.store import Connection, engine_claims
 from agentrl.store.tables import weight_versions
 from agentrl.store.training import publishes, trainer_epochs
@@ -35,6 +37,15 @@ async def fleet(replicas: ReplicaFleet, places: VersionPlaces, start: Callable[.
     for engine in engines(made):
         engine.running = 1
     return made
+
+
+@dataclass
+class Publishing:
+    """A publish by b that changes engines once it may `go_on`; `load` does so at once."""
+
+    publication: asyncio.Task[Json]
+    go_on: asyncio.Event
+    load: Callable[..., Awaitable[Loaded]]
 
 
 def engines(fleet: PreparedFleet, name: str = "a") -> list[Engine]:
@@ -124,6 +135,83 @@ async def test_the_watch_moves_engines(fleet: PreparedFleet) -> None:
     watch.cancel()
     with suppress(asyncio.CancelledError):
         await watch
+
+
+async def until_ready(fleet: PreparedFleet, version: int) -> None:
+    async with asyncio.timeout(60):
+        for engine in engines(fleet):
+            while not ((found := await engine.client.preparation()) and found.is_ready(f"v{version}-a")):  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+
+
+@pytest.fixture
+async def publishing(fleet: PreparedFleet, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Publishing]:
+    """The run is at version 2, all engines serve version 0 and have prepared version 3, which b is publishing."""
+    for _ in range(2):
+        await fleet.publish(fleet.write())
+    pool, go_on = fleet.replicas.pools["b"], asyncio.Event()
+    load = pool.load
+
+    async def held(*args: Any) -> Loaded:
+        await go_on.wait()
+        return await load(*args)
+
+    monkeypatch.setattr(pool, "load", held)
+    publication = fleet.publish(fleet.write(), "b")
+    await until_ready(fleet, 3)
+    yield Publishing(publication, go_on, load)
+    go_on.set()
+    await publication
+    assert fleet.run_version == 3
+    assert set(versions(fleet)) <= {2, 3}
+
+
+async def test_an_engine_that_has_the_version_of_a_publish_under_way_keeps_it(
+    fleet: PreparedFleet, publishing: Publishing
+) -> None:
+    await publishing.load(engines(fleet, "b")[1], 3)
+    engines(fleet)[1].running = 0
+    assert fleet.urls[1] not in await move(fleet)
+    assert versions(fleet) == [0, 3, 0, 0]
+
+
+async def test_an_engine_that_gets_the_version_of_a_publish_before_it_is_claimed_keeps_it(
+    fleet: PreparedFleet, publishing: Publishing
+) -> None:
+    await publishing.load(engines(fleet, "b")[1], 3)
+    pool = fleet.replicas.pools["a"]
+    with pytest.raises(EngineBusy, match="version 3"):
+        await pool.catch_up(engines(fleet)[1], 2, BY_FOLDER, None)
+    assert versions(fleet) == [0, 3, 0, 0]
+    assert fleet.replicas.row(fleet.urls[1]).updater is None
+
+
+async def test_an_engine_that_has_prepared_a_newer_version_waits_for_its_publish(
+    fleet: PreparedFleet, publishing: Publishing
+) -> None:
+    engines(fleet)[1].running = 0
+    orders = paths(fleet.engines[1]).count("/agentrl/prepare")
+    for _ in range(2):
+        await move(fleet)
+    assert versions(fleet) == [0] * 4
+    assert paths(fleet.engines[1]).count("/agentrl/prepare") == orders
+    publishing.go_on.set()
+    facts = await publishing.publication
+    assert facts["transport"] == dict.fromkeys(fleet.urls, "prepared")
+
+
+async def test_what_an_abandoned_publish_has_prepared_is_waited_for_no_longer_than_an_update_may_take(
+    fleet: PreparedFleet, publishing: Publishing
+) -> None:
+    engines(fleet)[1].running = 0
+    preparations = fleet.replicas.pools["a"].preparations
+    assert preparations is not None
+    preparations.timeout_s = 1.0
+    async with asyncio.timeout(60):
+        while versions(fleet) == [0] * 4:
+            await move(fleet)
+            await asyncio.sleep(0.05)
+    assert versions(fleet) == [0, 2, 0, 0]
 
 
 async def test_an_engine_that_is_no_longer_prepared_loads_the_version_when_it_is_idle(fleet: PreparedFleet) -> None:

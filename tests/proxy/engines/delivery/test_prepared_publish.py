@@ -44,6 +44,16 @@ async def test_an_engine_prepares_pauses_swaps_and_goes_on(fleet: PreparedFleet)
     assert facts["stall_steps"] == {fleet.urls[0]: pytest.approx(facts["stall_s"][fleet.urls[0]] / 0.01)}
 
 
+async def test_an_engine_whose_calls_are_aborted_swaps_too(fleet: PreparedFleet) -> None:
+    fleet.replicas.pools["a"].updates.pause_mode = "abort"
+    facts = await fleet.publish(fleet.write())
+    for engine in fleet.engines:
+        assert engine.calls[1:3] == [(PAUSE, {"mode": "abort"}), (PAUSE, {"mode": "retract"})]
+        assert paths(engine) == [PREPARE, PAUSE, PAUSE, SWAP, CONTINUE]
+        assert fleet.has(engine, 1)
+    assert facts["transport"] == dict.fromkeys(fleet.urls, "prepared")
+
+
 async def test_engines_serve_while_they_prepare_and_no_replica_claims_them(fleet: PreparedFleet) -> None:
     for engine in fleet.engines:
         engine.stager.holding = True
