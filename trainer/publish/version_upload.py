@@ -15,8 +15,7 @@ from pathlib import Path
 import httpx
 
 from agentrl.errors import AgentRLError
-from agentrl.trainer.weights.version_folders import manifest_in
-from agentrl.versions.version_manifest import VERSION_FILE, VersionFile, VersionManifest
+from agentrl.versions.version_manifest import VERSION_FILE, VersionFile, VersionManifest, manifest_in
 
 PIECE_BYTES = 16 << 20
 """Bytes of a request; the proxy takes at most 64 MiB."""
