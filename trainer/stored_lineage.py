@@ -37,7 +37,6 @@ from agentrl.trainer.checkpoints.checkpoint import Checkpoint, Ignored, StepReco
 from agentrl.trainer.run_lineage import CHECKPOINTED, Lineage
 
 POLL_S = 0.2
-KEEP_VERSIONS = 3
 
 
 class StoredLineage(Lineage):
@@ -186,11 +185,12 @@ class StoredLineage(Lineage):
     def unneeded(self, names: list[str], *, unknown: bool) -> set[str]:
         """The weight folders among `names` that no engine will load any more.
 
-        The store needs the version that the run serves and the newest KEEP_VERSIONS that were not rolled back. A folder
-        that the store does not know is another trainer's; `unknown` says whether it counts as unneeded.
+        The store needs the version that the run serves and the newest KEEP_VERSIONS (version_states.py) that were not
+        rolled back. A folder that the store does not know is another trainer's; `unknown` says whether it counts as
+        unneeded.
         """
         return self.database.query(
-            version_states.unneeded_folders, self.run_id, names, keep=KEEP_VERSIONS, unknown=unknown
+            version_states.unneeded_folders, self.run_id, names, keep=version_states.KEEP_VERSIONS, unknown=unknown
         )
 
     def keep_token_facts(self, step_id: str, facts: Mapping[str, TokenFacts]) -> None:

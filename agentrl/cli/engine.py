@@ -65,6 +65,10 @@ def engine(
             "--routed-experts", help="Report a mixture's experts, for runs with trainer.routing_replay: engine."
         ),
     ] = False,
+    pause_in_place: Annotated[
+        bool,
+        typer.Option("--pause-in-place", help="Compute nothing during a pause, for runs with publish.pause: in_place."),
+    ] = False,
     lora_rank: Annotated[int, typer.Option(min=0, help="Largest rank of adapters that can be loaded; 0: none.")] = 0,
     lora_target: Annotated[
         list[str] | None, typer.Option(help="Name of a linear layer that adapters may change; default: all.")
@@ -157,6 +161,7 @@ def engine(
             seed=seed,
             deterministic=deterministic,
             routed_experts=routed_experts,
+            paused_in_place=pause_in_place,
             lora_rank=lora_rank,
             lora_targets=tuple(lora_target or [ALL_LINEAR]),
             key=key,

@@ -46,6 +46,7 @@ class EngineSpec:
     seed: int | None = None  # sampling seed, 0 to 2³¹ − 1; None: random
     deterministic: bool = False  # sample by each call's seed, independent of the batch
     routed_experts: bool = False  # report the experts that a mixture chose; only for models with experts
+    paused_in_place: bool = False  # publishes pause it with calls in its batch (`publish.pause: in_place`)
     lora_rank: int = 0  # largest rank of adapters that can be loaded; 0: none
     lora_targets: tuple[str, ...] = (ALL_LINEAR,)  # names of the linear layers that adapters may change
     extra_args: tuple[str, ...] = ()

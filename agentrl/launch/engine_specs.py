@@ -50,6 +50,7 @@ def engine_spec(run: RunConfig, model: Path, index: int, **place: Any) -> Engine
         "seed": engine_seed(run.seed, index),
         "deterministic": config.deterministic,
         "routed_experts": replays,
+        "paused_in_place": run.publish.pause == "in_place" and lora.publish != "adapter",
         "lora_rank": lora.rank if lora.publish == "adapter" else 0,
         "lora_targets": tuple(lora.targets),
         "extra_args": tuple(config.extra_args),

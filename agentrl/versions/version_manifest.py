@@ -16,6 +16,7 @@ import math
 import re
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
+from pathlib import Path
 from typing import Annotated
 
 import msgspec
@@ -198,6 +199,14 @@ def read_manifest(data: bytes) -> VersionManifest:
         return msgspec.json.decode(data, type=VersionManifest)
     except (ValueError, RecursionError) as error:
         raise DamagedObject(f"{VERSION_FILE} is damaged: {error}") from error
+
+
+def manifest_in(folder: Path) -> VersionManifest | None:
+    """The manifest of a folder; None where there is none, or a damaged one."""
+    try:
+        return read_manifest((folder / VERSION_FILE).read_bytes())
+    except (OSError, DamagedObject):
+        return None
 
 
 def named_manifest(data: bytes, name: str, where: str) -> VersionManifest:

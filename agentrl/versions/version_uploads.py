@@ -29,6 +29,7 @@ from agentrl.versions.version_manifest import (
     read_manifest,
     require_name,
 )
+from agentrl.versions.version_removal import remove, version_names
 from agentrl.versions.weights_folder import version_of
 
 DRAFT = ".upload"
@@ -95,6 +96,18 @@ class Uploads:
         except OSError as error:
             raise StorageError(f"{target} cannot be written: {error.strerror or error}") from error
         return found
+
+    def names(self) -> list[str]:
+        """The versions that are complete here."""
+        return version_names(self._root)
+
+    def remove(self, unneeded: set[str]) -> None:
+        """Delete versions by name, except ancestors of the others. Raises StorageError."""
+        try:
+            with self._locked():
+                remove(self._root, lambda names: unneeded.intersection(names))
+        except OSError as error:
+            raise StorageError(f"{self._root} cannot be cleaned: {error.strerror or error}") from error
 
     def _draft(self, name: str) -> Path:
         return self._root / f".{name}{DRAFT}"

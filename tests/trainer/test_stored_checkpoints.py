@@ -19,7 +19,7 @@ from agentrl.storage import object_store, stored_folders
 from agentrl.storage.folder_manifest import MANIFEST
 from agentrl.storage.object_store import ObjectStore
 from agentrl.trainer.checkpoints.checkpoint import META
-from agentrl.trainer.checkpoints.stored_checkpoints import can_fetch
+from agentrl.trainer.checkpoints.stored_checkpoints import StoredCheckpoints, can_fetch
 from agentrl.trainer.publish.publish_client import Publisher
 from agentrl.trainer.stored_lineage import StoredLineage
 from agentrl.trainer.training_run import TrainingRun
@@ -64,6 +64,38 @@ def on_disk(setup: Setup) -> list[str]:
 
 def final_weights(setup: Setup) -> dict[str, torch.Tensor]:
     return load_file(setup.config.run_dir / "model" / "model.safetensors")
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+def test_a_failed_upload_does_not_leave_old_checkpoints_in_the_storage(tmp_path, monkeypatch, restarted):
+    """The trainer may end before another upload succeeds."""
+    monkeypatch.setattr(object_store, "PAUSES_S", ())
+    root, store = tmp_path / "checkpoints", ObjectStore(f"file://{tmp_path}/storage")
+    first, second, third = (root / f"step-00000{n}-0{n}" for n in (1, 2, 3))
+    for folder in (first, second, third):
+        folder.mkdir(parents=True)
+        (folder / META).write_text("{}")
+    stored = StoredCheckpoints(store, "test", root)
+    stored.send([second, first])
+    stored.wait()
+
+    def refuse(*_: Any) -> None:
+        raise StorageError("no")
+
+    stored.delete_later([first.name, second.name])  # the second is still there when the trainer ends
+    shutil.rmtree(first)
+    with monkeypatch.context() as patch:
+        patch.setattr(stored_folders, "upload", refuse)
+        stored.send([third, second])
+        with pytest.raises(StorageError):
+            stored.wait()
+    assert store.names(KEY) == [first.name, second.name]
+    stored = StoredCheckpoints(store, "test", root) if restarted else stored
+    for left in ([second.name, third.name], [third.name]):
+        stored.send([third])
+        stored.wait()
+        assert store.names(KEY) == left
+        shutil.rmtree(second, ignore_errors=True)
 
 
 @pytest.mark.long

@@ -28,13 +28,17 @@ def no_scores(found: Checkpoint) -> Mapping[str, float]:
 
 
 def remove_older(
-    newest: Checkpoint, config: UpdateConfig, scores: Scores = no_scores, held: Collection[str] = ()
-) -> list[str]:
+    newest: Checkpoint,
+    config: UpdateConfig,
+    scores: Scores = no_scores,
+    held: Collection[str] = (),
+    deleting: Callable[[list[str]], None] = lambda _: None,
+) -> None:
     """Delete the checkpoints before `newest`, except the last `keep_checkpoints - 1`, the best by `keep_best`, those
     without a result yet, and those whose names are `held`.
 
-    Returns the names of the deleted folders. Raises UserError, before it deletes anything, when no checkpoint has that
-    metric.
+    Gives `deleting` the names of the folders before it deletes them. Raises UserError, before it deletes anything, when
+    no checkpoint has that metric.
     """
     root = newest.folder.parent
     limit = checkpoint_folders.order(newest.folder)
@@ -44,9 +48,9 @@ def remove_older(
         best, waiting = best_of([*older, newest.folder], config.keep_best, scores)
         kept |= {*waiting, *([] if best is None else [best])}
     unneeded = [folder for folder in older if folder not in kept and folder.name not in held]
+    deleting([folder.name for folder in unneeded])
     for folder in unneeded:
         shutil.rmtree(folder)
-    return [folder.name for folder in unneeded]
 
 
 def best_of(folders: Sequence[Path], asked: str, scores: Scores = no_scores) -> tuple[Path | None, list[Path]]:

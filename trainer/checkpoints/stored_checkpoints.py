@@ -5,7 +5,8 @@
 
 One upload runs at a time. A checkpoint that is sent meanwhile waits; if another one is sent, it takes its place, so
 training never waits for the storage. `held` names the checkpoints that must stay on disk: those of the upload, and the
-newest one that is complete in both places.
+newest one that is complete in both places. A file beside the checkpoints names those that are to be deleted in the
+storage, so a failed upload or the end of the process does not leave them there.
 """
 
 from __future__ import annotations
@@ -13,40 +14,49 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 from agentrl.configs.run_config import RunConfig
 from agentrl.errors import DamagedObject, StorageError, StoreError
+from agentrl.files import atomic_file
 from agentrl.storage import stored_folders
 from agentrl.storage.object_store import ObjectStore
 from agentrl.trainer.checkpoints import checkpoint_folders
 from agentrl.trainer.checkpoints.checkpoint import CHECKPOINTS, Ignored
 from agentrl.trainer.checkpoints.checkpoint_folders import Check
 
+TO_DELETE = "delete-in-storage.txt"
+"""The file in the run's checkpoints folder with a name per line."""
+
 
 class StoredCheckpoints:
-    """The checkpoints of one run in a store. Methods that use the storage raise StorageError."""
+    """The checkpoints of one run in a store, and on disk in `root`. Methods that use the storage raise StorageError."""
 
-    def __init__(self, store: ObjectStore, run: str) -> None:
+    def __init__(self, store: ObjectStore, run: str, root: Path) -> None:
         self._store = store
         self._key = f"{run}/{CHECKPOINTS}"
+        self._root = root
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint-upload")
         self._uploads: list[Future[None]] = []
-        self._lock = threading.Lock()  # for the fields below
+        self._lock = threading.Lock()  # for the fields below and the file TO_DELETE
         self._waiting: list[Path] = []  # checkpoints to upload next, the newest first
         self._running: list[Path] = []  # those of the upload that runs
-        self._deleted: set[str] = set()  # deleted on disk, not yet in the storage
         self._complete: set[str] = set()  # names of those that are complete in both places
         self._arrived: list[str] = []  # step ids of uploads that `arrived` has not returned yet
 
-    def send(self, kept: Sequence[Path], deleted: Sequence[str] = ()) -> None:
+    def delete_later(self, names: Sequence[str]) -> None:
+        """Delete checkpoints after an upload of `send`, once they are deleted on disk. Raises StorageError."""
+        if names:
+            self._note(lambda noted: noted | set(names))
+
+    def send(self, kept: Sequence[Path]) -> None:
         """Begin to upload those of the `kept` checkpoints that the storage lacks, given the newest first; then delete
-        those of the names `deleted`. Raises the error of the upload before.
+        those of `delete_later`. Raises the error of the upload before.
         """
         self._raise_ended()
         with self._lock:
             self._waiting = list(kept)
-            self._deleted |= set(deleted)
         self._uploads.append(self._thread.submit(self._upload_waiting))
 
     def wait(self) -> None:
@@ -110,15 +120,16 @@ class StoredCheckpoints:
     def _upload_waiting(self) -> None:
         with self._lock:
             self._running, self._waiting = self._waiting, []
-            going, self._deleted = self._deleted, set()
         try:
             for folder in self._running:
                 self._upload(folder)
         finally:
             with self._lock:
                 self._running = []
-        for name in sorted(going):
-            stored_folders.delete(self._store, f"{self._key}/{name}")
+        for name in sorted(self._note(lambda noted: noted)):
+            if not (self._root / name).exists():
+                stored_folders.delete(self._store, f"{self._key}/{name}")
+                self._note(partial(_without, name=name))
 
     def _upload(self, folder: Path) -> None:
         """Upload a checkpoint, unless the storage has it."""
@@ -132,6 +143,20 @@ class StoredCheckpoints:
                 raise StorageError(f"cannot read checkpoint {folder}: {error.strerror}") from error
         self._arrive([name])
 
+    def _note(self, change: Callable[[set[str]], set[str]]) -> set[str]:
+        """Change the names in TO_DELETE; returns the new ones. Raises StorageError when the file cannot be used."""
+        path = self._root / TO_DELETE
+        try:
+            with self._lock:
+                noted = set(path.read_text().split()) if path.exists() else set()
+                changed = change(noted)
+                if changed != noted:
+                    with atomic_file(path) as draft:
+                        draft.write_text("".join(f"{name}\n" for name in sorted(changed)))
+        except OSError as error:
+            raise StorageError(f"cannot use {path}: {error.strerror}") from error
+        return changed
+
     def _arrive(self, names: Sequence[str]) -> None:
         """Note checkpoints that are complete in both places."""
         with self._lock:
@@ -139,10 +164,14 @@ class StoredCheckpoints:
             self._arrived += [step_id for _, step_id in checkpoint_folders.newer(names, None)]
 
 
+def _without(names: set[str], *, name: str) -> set[str]:
+    return names - {name}
+
+
 def stored_checkpoints(config: RunConfig) -> StoredCheckpoints | None:
     """Those of a run with `storage.url`; None for others."""
     url = config.storage.url
-    return None if url is None else StoredCheckpoints(ObjectStore(url), config.name)
+    return None if url is None else StoredCheckpoints(ObjectStore(url), config.name, config.run_dir / CHECKPOINTS)
 
 
 def stored_weights(config: RunConfig) -> ObjectStore | None:

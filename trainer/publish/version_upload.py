@@ -1,10 +1,11 @@
 """Sends version folders to a proxy that does not see the trainer's disk: `PUT /versions/NAME/FILE`, piece by piece.
 
-    HEAD version.json: 200 ─► the proxy has the version
-                       404 ─► send what its delta needs, oldest first; then its files, each from where the proxy's
-                              partial file ends; then version.json, which completes it
+    GET version.json: this one        ─► the proxy has the version
+                      404, or another ─► send what its delta needs, oldest first; then its files, each from where the
+                                         proxy's partial file ends; then version.json, which completes it
 
-An upload that breaks off goes on where it was, in another attempt or by another trainer.
+A version that was written again (after a resume) has another version.json. All its files are sent, and it replaces the
+old one. An upload that breaks off goes on where it was, in another attempt or by another trainer.
 """
 
 from __future__ import annotations
@@ -14,9 +15,8 @@ from pathlib import Path
 
 import httpx
 
-from agentrl.errors import AgentRLError
-from agentrl.trainer.weights.version_folders import manifest_in
-from agentrl.versions.version_manifest import VERSION_FILE, VersionFile, VersionManifest
+from agentrl.errors import AgentRLError, DamagedObject
+from agentrl.versions.version_manifest import VERSION_FILE, VersionFile, VersionManifest, manifest_in, read_manifest
 
 PIECE_BYTES = 16 << 20
 """Bytes of a request; the proxy takes at most 64 MiB."""
@@ -49,12 +49,22 @@ def _missing(http: httpx.Client, url: str, folder: Path) -> Iterator[tuple[Path,
     """The version and its ancestors that the proxy lacks, down to one with all tensors."""
     for _ in range(MOST_CHAIN):
         manifest = manifest_in(folder)
-        if manifest is None or http.head(f"{url}/versions/{folder.name}/{VERSION_FILE}").status_code != NOT_FOUND:
+        if manifest is None or not _lacks(http.get(f"{url}/versions/{folder.name}/{VERSION_FILE}"), manifest):
             return
         yield folder, manifest
         if manifest.whole is not None or manifest.delta is None:
             return
         folder = folder.with_name(manifest.delta.parent)
+
+
+def _lacks(asked: httpx.Response, manifest: VersionManifest) -> bool:
+    """Whether the answer to a request for `version.json` says that the proxy has not this content of the version."""
+    if not asked.is_success:
+        return asked.status_code == NOT_FOUND
+    try:
+        return read_manifest(asked.content) != manifest
+    except DamagedObject:
+        return True
 
 
 def _send(http: httpx.Client, url: str, folder: Path, manifest: VersionManifest) -> int:
@@ -67,11 +77,8 @@ def _send(http: httpx.Client, url: str, folder: Path, manifest: VersionManifest)
 
 
 def _send_file(http: httpx.Client, url: str, path: Path, facts: VersionFile) -> int:
-    """Send what the proxy lacks of a file."""
-    asked = http.head(url)
-    if asked.is_success:
-        return 0
-    at, sent, conflicts = _received(asked), 0, 0
+    """Send what the proxy lacks of a file. One of an older content that it serves under this name does not count."""
+    at, sent, conflicts = _received(http.head(url)), 0, 0
     with path.open("rb") as file:
         while at < facts.size_bytes or (facts.size_bytes == 0 and not sent + conflicts):
             file.seek(at)

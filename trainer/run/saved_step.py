@@ -11,8 +11,9 @@ from agentrl.storage import stored_folders
 from agentrl.trainer.checkpoints.checkpoint import Checkpoint, StepRecord
 from agentrl.trainer.run import step_checkpoint
 from agentrl.trainer.run.trainer_state import Trainer, say, weights_folder
-from agentrl.trainer.weights import model_export, version_folders
+from agentrl.trainer.weights import model_export
 from agentrl.trainer.weights.published import Published
+from agentrl.versions import version_removal
 from agentrl.versions.version_sources import ObjectSource
 from agentrl.versions.weights_folder import version_of
 
@@ -57,12 +58,12 @@ def remove_weights(t: Trainer, *, unknown: bool) -> None:
     With `unknown`, delete the folders that are not in the store too, except in object storage: a run of this name in
     another database may have them.
     """
-    version_folders.remove(t.weights, partial(t.lineage.unneeded, unknown=unknown))
+    version_removal.remove(t.weights, partial(t.lineage.unneeded, unknown=unknown))
     t.mooncake.remove(partial(t.lineage.unneeded, unknown=False))
     if t.stored_weights is not None:
         names = [name for name in t.stored_weights.names("") if version_of(name) is not None]
         unneeded = t.lineage.unneeded(names, unknown=False)
-        for name in version_folders.without_ancestors(names, unneeded, ObjectSource(t.stored_weights).manifest):
+        for name in version_removal.without_ancestors(names, unneeded, ObjectSource(t.stored_weights).manifest):
             stored_folders.delete(t.stored_weights, name)
 
 

@@ -122,10 +122,13 @@ def keep(t: Trainer, made: Checkpoint) -> None:
 def clean(t: Trainer, newest: Checkpoint) -> None:
     """Delete the checkpoints that are no longer kept, and upload those that are. Rank 0 only."""
     held = set[str]().union(*(keeper.held() for keeper in (t.stored, t.saved_models) if keeper is not None))
-    deleted = checkpoint_retention.remove_older(newest, t.config.trainer, lambda found: scores(t, found, newest), held)
+    deleting = t.stored.delete_later if t.stored is not None else lambda names: None
+    checkpoint_retention.remove_older(
+        newest, t.config.trainer, lambda found: scores(t, found, newest), held, deleting=deleting
+    )
     if t.stored is not None:
         t.lineage.stored(t.stored.arrived())
-        t.stored.send(checkpoint_folders.folders(t.checkpoints)[::-1], deleted)
+        t.stored.send(checkpoint_folders.folders(t.checkpoints)[::-1])
 
 
 def scores(t: Trainer, found: Checkpoint, newest: Checkpoint) -> Mapping[str, float] | None:

@@ -16,10 +16,10 @@ from pathlib import Path
 from agentrl.configs.publish_config import MooncakeAddress, MooncakeConfig
 from agentrl.errors import StorageError
 from agentrl.trainer.distributed import World
-from agentrl.trainer.weights.version_folders import manifest_in
 from agentrl.versions.transports import mooncake_source
 from agentrl.versions.transports.mooncake_source import mooncake_spec
 from agentrl.versions.transports.mooncake_store import MooncakeStore
+from agentrl.versions.version_manifest import manifest_in
 
 RETRY_S = 600.0
 BYTES_OF_GB = 10**9

@@ -1,13 +1,12 @@
-"""Completes version folders, and finds those that may be deleted. Rank 0 only."""
+"""Completes version folders. Rank 0 only."""
 
 from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
-from agentrl.errors import DamagedObject
 from agentrl.files import settle
 from agentrl.storage.folder_manifest import facts_of
 from agentrl.versions.version_manifest import (
@@ -17,10 +16,9 @@ from agentrl.versions.version_manifest import (
     TensorFacts,
     VersionFile,
     VersionManifest,
+    manifest_in,
     manifest_of,
-    read_manifest,
 )
-from agentrl.versions.weights_folder import version_of
 
 INDEX = "model.safetensors.index.json"
 """The file that maps tensors to files, in folders with several files."""
@@ -68,14 +66,6 @@ def copy_sidecars(base_model: Path, folder: Path) -> None:
             shutil.copyfile(path, folder / path.name)
 
 
-def manifest_in(folder: Path) -> VersionManifest | None:
-    """The manifest of a folder; None where there is none, or a damaged one."""
-    try:
-        return read_manifest((folder / VERSION_FILE).read_bytes())
-    except (OSError, DamagedObject):
-        return None
-
-
 def undamaged(folder: Path) -> VersionManifest | None:
     """The manifest of a folder with whole files that have their digests; None for any other. Reads all of them."""
     manifest = manifest_in(folder)
@@ -86,25 +76,3 @@ def undamaged(folder: Path) -> VersionManifest | None:
     except OSError:
         return None
     return manifest if fits else None
-
-
-def remove(root: Path, unneeded: Callable[[list[str]], set[str]]) -> None:
-    """Delete the version folders in `root` that `unneeded` selects by name, except ancestors of the others."""
-    names = [path.name for path in root.glob("v*") if version_of(path.name) is not None]
-    for name in without_ancestors(names, unneeded(names), lambda name: manifest_in(root / name)):
-        shutil.rmtree(root / name)
-
-
-def without_ancestors(
-    names: Iterable[str], unneeded: set[str], find: Callable[[str], VersionManifest | None]
-) -> set[str]:
-    """The unneeded versions from which no other version is made: those whose deltas lead back to one stay."""
-    kept = set[str]()
-    for name in names:
-        if name in unneeded:
-            continue
-        at = find(name)
-        while at is not None and at.whole is None and at.delta is not None and at.delta.parent not in kept:
-            kept.add(at.delta.parent)
-            at = find(at.delta.parent)
-    return unneeded - kept

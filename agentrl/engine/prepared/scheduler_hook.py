@@ -30,6 +30,11 @@ MANAGER = "sglang.srt.managers.scheduler_components.weight_updater.SchedulerWeig
 UPDATES = ("update_weights_from_disk", "begin_weight_update", "update_weights_from_ipc")
 """Methods that load other weights: what is staged may keep tensors of those before."""
 RELEASE = "release_memory_occupation"
+FLUSH = "flush_cache_after_weight_update"
+GRAMMARS = ("has_waiting_grammars", "get_ready_grammar_requests")
+"""Methods of a scheduler's `grammar_manager`."""
+GRAMMAR_ROUNDS = 2000
+"""How often to look whether grammars are compiled: SGLang waits up to 5 ms each time."""
 FIELDS: dict[str, dict[str, type]] = {
     "stage": {"name": str, "folder": str, "digests": bool},
     "staged": {},
@@ -55,11 +60,17 @@ class SchedulerHook:
         HookRegistry.register(f"{MANAGER}.{RELEASE}", self.before_release, HookType.BEFORE)
         for method in UPDATES:
             HookRegistry.register(f"{MANAGER}.{method}", self.before_update, HookType.BEFORE)
+        HookRegistry.register(f"{MANAGER}.{FLUSH}", self.before_flush, HookType.BEFORE)
 
     def before_update(self, *_: Any, **__: Any) -> None:
         """Forget what is staged."""
         if self._staging is not None:
             self._staging.discard()
+
+    def before_flush(self, manager: Any, request: Any, *_: Any, **__: Any) -> None:
+        """Let no request with a grammar keep a paused scheduler from flushing its cache after an update."""
+        if request.flush_cache:
+            drain_grammars(manager.scheduler)
 
     def before_release(self, *_: Any, **__: Any) -> None:
         """Free the memory of the shadow."""
@@ -135,6 +146,8 @@ def _combined(states: list[Json]) -> Json:
 
 def _swap(manager: Any, staging: Staging, body: Json) -> Json:
     """Exchange in all ranks or in none. `swapped` is null when some rank failed: the weights are then undefined."""
+    if body["flush_cache"]:
+        drain_grammars(manager.scheduler)
     problem = next(filter(None, _gathered(manager, _refusal(manager, staging, body))), None)
     if problem is not None:
         return {"swapped": False, "error": problem}
@@ -168,6 +181,25 @@ def _refusal(manager: Any, staging: Staging, body: Json) -> str | None:
     if body["flush_cache"] and not manager.is_fully_idle(ignore_waiting=True):
         return "requests are running: their cache cannot be flushed"
     return None
+
+
+def drain_grammars(scheduler: Any) -> None:
+    """Let the requests of a paused scheduler whose grammars are being compiled wait with the others.
+
+    Otherwise they leave their queue only when a batch is scheduled, and with them the scheduler is not idle. All ranks
+    have the same requests there, and each round is collective: hence a number of rounds, and no limit of time. Pipeline
+    stages handle an order one after another, and could not take part together.
+    """
+    queue: Any = getattr(scheduler, "grammar_manager", None)
+    if not all(hasattr(queue, method) for method in GRAMMARS) or not hasattr(scheduler, "_add_request_to_queue"):
+        return
+    if not scheduler._engine_paused or getattr(queue, "pp_size", 1) > 1:
+        return
+    for _ in range(GRAMMAR_ROUNDS):
+        if not queue.has_waiting_grammars():
+            return
+        for request in queue.get_ready_grammar_requests():
+            scheduler._add_request_to_queue(request)
 
 
 def _gathered(manager: Any, value: T) -> list[T]:

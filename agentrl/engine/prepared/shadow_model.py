@@ -78,6 +78,8 @@ class Shadow(Generic[Live]):
         Values are copied on a GPU, whose graphs hold addresses, and where something outside the model refers to a
         storage.
         """
+        if torch.accelerator.is_available():
+            torch.accelerator.synchronize()  # a batch may still be computed, on another stream
         copied: list[tuple[Tensor, Tensor]] = []
         for pairs in self._exchanged:
             if pairs[0][0].device.type != "cpu" or _has_other_users(pairs):

@@ -62,6 +62,8 @@ def argv(spec: EngineSpec) -> list[str]:
         flags.append("--enable-deterministic-inference")
     if spec.routed_experts:
         flags.append("--enable-return-routed-experts")
+    if spec.paused_in_place:
+        flags.append("--disable-overlap-schedule")  # else a batch is computed while it is paused, under two versions
     if spec.lora_rank:
         options["--max-lora-rank"] = str(spec.lora_rank)
         if spec.device == "cpu":

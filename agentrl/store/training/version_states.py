@@ -20,6 +20,9 @@ from agentrl.store.tables import steps, weight_versions
 from agentrl.store.training.trainer_epochs import check_epoch, lock_run
 from agentrl.versions.weights_folder import version_of
 
+KEEP_VERSIONS = 3
+"""How many of the newest versions keep their folders."""
+
 
 def next_version(conn: Connection, run_id: str) -> int:
     """The next version number; numbers are never reused."""

@@ -11,6 +11,7 @@ sends a version to the proxy that it then asks to publish it.
 from __future__ import annotations
 
 import asyncio
+import logging
 import re
 import time
 from collections.abc import Sequence
@@ -19,17 +20,19 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from agentrl.errors import DamagedObject, RequestError, StorageError
+from agentrl.errors import DamagedObject, RequestError, StorageError, StoreError
 from agentrl.proxy.access.authentication import Power
 from agentrl.proxy.access.keyring import Keyring
 from agentrl.proxy.access.request_body import BodyLimits
 from agentrl.proxy.routes import app_parts
 from agentrl.store.db.codec import hash_key
+from agentrl.store.training import version_states
 from agentrl.versions.read_tokens import is_read_token
 from agentrl.versions.version_files import Shelf, VersionFiles
 from agentrl.versions.version_manifest import MANIFEST_BYTES, VERSION_FILE
 from agentrl.versions.version_uploads import Gap
 
+log = logging.getLogger(__name__)
 PIECE_BYTES = 64 << 20
 """The largest piece of a file."""
 PIECE_TIMEOUT_S = 300.0
@@ -107,7 +110,28 @@ async def _complete(request: Request, name: str, file: str) -> Response:
         raise RequestError(409, str(error), code="version_incomplete") from error
     except StorageError as error:
         raise RequestError(507, str(error), code="not_stored") from error
+    await _remove_old(request, name)
     return JSONResponse({"name": name, "file": file, "checksum": manifest.checksum})
+
+
+async def _remove_old(request: Request, name: str) -> None:
+    """Delete the versions that no engine will load any more, now that version `name` is here.
+
+    Not after a version that is such a one itself: the trainer sends it because a delta that follows needs it.
+    """
+    store, uploads = app_parts.store(request), app_parts.uploads(request)
+    try:
+        unneeded = await store.read(
+            version_states.unneeded_folders,
+            store.run_id,
+            await asyncio.to_thread(uploads.names),
+            keep=version_states.KEEP_VERSIONS,
+            unknown=False,
+        )
+        if name not in unneeded:
+            await asyncio.to_thread(uploads.remove, unneeded)
+    except (StorageError, StoreError) as error:
+        log.warning("old versions stay on this host: %s", error)
 
 
 async def _partial(request: Request, name: str, file: str) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shutil
 from collections.abc import Iterator
+from contextlib import suppress
 from hashlib import sha256
 from pathlib import Path
 
@@ -44,11 +45,11 @@ class Proxy:
 
     def answer(self, request: httpx.Request) -> httpx.Response:
         _, _, name, file = request.url.path.split("/")
-        if request.method == "HEAD":
-            if (self.root / name / file).is_file():
-                return httpx.Response(200)
+        if request.method in ("HEAD", "GET"):
             received = 0 if file == VERSION_FILE else self.uploads.received(name, file)
-            return httpx.Response(404, headers={"X-Received": str(received)})
+            if received or not (self.root / name / file).is_file():
+                return httpx.Response(404, headers={"X-Received": str(received)})
+            return httpx.Response(200, content=(self.root / name / file).read_bytes())
         if self.fail_after is not None and len(self.puts) >= self.fail_after:
             raise httpx.ConnectError("gone")
         self.puts.append(f"{name}/{file}")
@@ -119,6 +120,24 @@ def test_what_a_delta_needs_is_sent_first(tmp_path: Path, proxy: Proxy, http: ht
     assert proxy.puts == ["v3-a/delta-00001-of-00001.bin", f"v3-a/{VERSION_FILE}"]
 
 
+@pytest.mark.parametrize("after", [0, 2, 4, 5, 6])
+def test_a_version_that_was_written_again_replaces_the_old_one(
+    tmp_path: Path, proxy: Proxy, http: httpx.Client, after: int
+) -> None:
+    """It may have files of the same name and length, and its upload may break off."""
+    upload(http, URL, written(tmp_path / "before", "v1-a", FILES | {"old.txt": b"1"}))
+    again = written(tmp_path / "here", "v1-a", FILES | {"model.safetensors": b"9876543210"})
+    proxy.puts.clear()
+    proxy.fail_after = after
+    with suppress(httpx.ConnectError):
+        upload(http, URL, again)
+    proxy.fail_after = None
+    upload(http, URL, again)
+    assert same(again, proxy.root / "v1-a")
+    assert proxy.puts.count("v1-a/model.safetensors") == 3
+    assert upload(http, URL, again) == 0
+
+
 def test_a_file_that_arrived_damaged_is_sent_again(tmp_path: Path, proxy: Proxy, http: httpx.Client) -> None:
     folder = written(tmp_path / "here", "v1-a", FILES)
     proxy.uploads.write("v1-a", "model.safetensors", 0, b"0xx")
@@ -155,7 +174,7 @@ def test_a_proxy_that_refuses_is_an_error(tmp_path: Path) -> None:
     folder = written(tmp_path / "here", "v2-a", FILES)
 
     def refuse(request: httpx.Request) -> httpx.Response:
-        return httpx.Response(404 if request.method == "HEAD" else 403, text="not an admin key")
+        return httpx.Response(403 if request.method == "PUT" else 404, text="not an admin key")
 
     with (
         httpx.Client(transport=httpx.MockTransport(refuse)) as http,

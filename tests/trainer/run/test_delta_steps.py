@@ -14,8 +14,8 @@ from agentrl.trainer.publish.publish_client import Publisher
 from agentrl.trainer.run import saved_step
 from agentrl.trainer.run.trainer_state import Trainer
 from agentrl.trainer.weights.published import Published
-from agentrl.trainer.weights.version_folders import manifest_in
 from agentrl.versions.version_cache import VersionCache
+from agentrl.versions.version_manifest import manifest_in
 from agentrl.versions.version_sources import FolderSource
 
 Tensors = dict[str, torch.Tensor]

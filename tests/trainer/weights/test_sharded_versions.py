@@ -15,11 +15,10 @@ from ranks import run_ranks
 from safetensors.torch import load_file
 
 from agentrl.trainer.distributed import World
-from agentrl.trainer.weights.version_folders import manifest_in
 from agentrl.trainer.weights.weight_stream import raw
 from agentrl.versions.delta_codec import chunks_of
 from agentrl.versions.delta_reader import DeltaFile
-from agentrl.versions.version_manifest import VersionManifest
+from agentrl.versions.version_manifest import VersionManifest, manifest_in
 
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3": ("qwen3", {}),  # a tied head

@@ -20,9 +20,9 @@ from agentrl.trainer.distributed import World
 from agentrl.trainer.models.policy import Policy
 from agentrl.trainer.models.sharding import load_sharded
 from agentrl.trainer.weights.published import Published
-from agentrl.trainer.weights.version_folders import manifest_in
 from agentrl.trainer.weights.version_writer import VersionWriter, pump
 from agentrl.versions.version_cache import VersionCache
+from agentrl.versions.version_manifest import manifest_in
 from agentrl.versions.version_sources import FolderSource
 from agentrl.versions.weights_folder import TENSORS, checksum
 

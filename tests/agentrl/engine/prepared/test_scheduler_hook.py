@@ -2,30 +2,54 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from agentrl.engine.control.preparation import UNDEFINED, PreparationState
 from agentrl.engine.prepared import scheduler_hook
-from agentrl.engine.prepared.scheduler_hook import parsed
+from agentrl.engine.prepared.scheduler_hook import SchedulerHook, parsed
 from agentrl.engine.prepared.staging import Staged
 
 SWAP = {"name": "v1-a", "version": 1, "flush_cache": True}
 
 
+class Grammars:
+    """Requests whose grammars are being compiled, each for so many rounds."""
+
+    def __init__(self, rounds: dict[str, int]) -> None:
+        self.rounds = rounds
+        self.asked = 0
+
+    def has_waiting_grammars(self) -> bool:
+        return bool(self.rounds)
+
+    def get_ready_grammar_requests(self) -> list[str]:
+        self.asked += 1
+        self.rounds = {name: left - 1 for name, left in self.rounds.items()}
+        ready = [name for name, left in self.rounds.items() if left <= 0]
+        self.rounds = {name: left for name, left in self.rounds.items() if left > 0}
+        return ready
+
+
 class Scheduler:
     """A scheduler's state, as the hook sees it; it is its own weight updater."""
 
-    def __init__(self) -> None:
+    def __init__(self, grammars: Grammars | None = None) -> None:
         self.scheduler = self
+        self.grammar_manager = grammars or Grammars({})
+        self.waiting = ["first"]
         self._engine_paused = True
         self.idle = True
         self.flushes = True
         self.labels: list[str] = []
 
     def is_fully_idle(self, *, ignore_waiting: bool) -> bool:
-        return self.idle
+        return self.idle and not self.grammar_manager.rounds
+
+    def _add_request_to_queue(self, request: str) -> None:
+        self.waiting.append(request)
 
     def flush_cache(self, *, empty_cache: bool) -> bool:
         return self.flushes
@@ -91,6 +115,36 @@ def test_a_cache_that_is_in_use_may_be_kept(others: list[Any]) -> None:
     scheduler = Scheduler()
     scheduler.idle = False
     assert swapped(scheduler, Ready(), flush_cache=False)["swapped"] is True
+
+
+def test_requests_whose_grammars_are_compiled_meanwhile_do_not_prevent_a_swap(others: list[Any]) -> None:
+    scheduler = Scheduler(Grammars({"slow": 3, "fast": 1}))
+    assert swapped(scheduler, Ready())["swapped"] is True
+    assert (scheduler.waiting, scheduler.grammar_manager.asked) == (["first", "fast", "slow"], 3)
+
+
+def test_a_grammar_that_takes_too_long_refuses_the_swap(others: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scheduler_hook, "GRAMMAR_ROUNDS", 5)
+    scheduler = Scheduler(Grammars({"endless": 6}))
+    assert swapped(scheduler, Ready())["swapped"] is False
+    assert (scheduler.waiting, scheduler.grammar_manager.asked) == (["first"], 5)
+
+
+@pytest.mark.parametrize(("paused", "flush", "asked"), [(True, True, 2), (True, False, 0), (False, True, 0)])
+def test_grammars_are_awaited_before_the_flush_of_a_paused_scheduler(paused: bool, flush: bool, asked: int) -> None:
+    scheduler = Scheduler(Grammars({"one": 2}))
+    scheduler._engine_paused = paused
+    SchedulerHook().before_flush(scheduler, SimpleNamespace(flush_cache=flush), True, "")
+    assert scheduler.grammar_manager.asked == asked
+
+
+def test_stages_of_a_pipeline_and_other_versions_of_sglang_are_left_alone() -> None:
+    stages = Scheduler(Grammars({"one": 1}))
+    stages.grammar_manager.pp_size = 2  # type: ignore[attr-defined]
+    scheduler_hook.drain_grammars(stages)
+    assert stages.grammar_manager.asked == 0
+    scheduler_hook.drain_grammars(SimpleNamespace(_engine_paused=True))
+    scheduler_hook.drain_grammars(SimpleNamespace(_engine_paused=True, grammar_manager=object()))
 
 
 @pytest.mark.parametrize("where", ["here", "there", "cache"])

@@ -9,8 +9,10 @@ from typing import Any
 
 import pytest
 
+from agentrl.configs.run_config import RunConfig
 from agentrl.engine.engine_spec import EngineSpec
 from agentrl.engine.sglang.sglang_command import argv, environment
+from agentrl.launch.engine_specs import engine_spec
 
 
 @pytest.fixture
@@ -60,3 +62,19 @@ def test_a_server_reports_experts_where_it_is_asked_to(tiny_model: Path, tmp_pat
     for asked in (False, True):
         spec = EngineSpec(model=tiny_model, port=1, log_file=tmp_path / "log", routed_experts=asked)
         assert ("--enable-return-routed-experts" in argv(spec)) == asked
+
+
+@pytest.mark.parametrize(
+    ("publish", "trainer", "expected"),
+    [
+        ({"pause": "in_place"}, {}, True),
+        ({"pause": "retract"}, {}, False),
+        ({"pause": "in_place"}, {"lora": {"rank": 4, "publish": "adapter"}}, False),  # no engine pauses
+    ],
+)
+def test_an_engine_that_is_paused_in_place_computes_no_batch_meanwhile(
+    tiny_model: Path, tmp_path: Path, publish: dict[str, Any], trainer: dict[str, Any], expected: bool
+) -> None:
+    run = RunConfig(name="r", model="m", agent="a:B", tasks="t", publish=publish, trainer=trainer)
+    spec = engine_spec(run, tiny_model, 0, port=1, log_file=tmp_path / "log")
+    assert ("--disable-overlap-schedule" in argv(spec)) == expected

@@ -4,11 +4,13 @@ import time
 
 import numpy as np
 import pytest
+from serving import add_version
 
 from agentrl.versions.http_source import HTTPSource
 from agentrl.versions.read_tokens import read_token
 from agentrl.versions.version_cache import VersionCache
-from tests.version_folders import read_tensors, tensors, write_version
+from agentrl.versions.version_manifest import VersionManifest
+from tests.version_folders import changed, read_tensors, tensors, write_version
 
 ADMIN = {"Authorization": "Bearer admin-key"}
 
@@ -119,3 +121,31 @@ def test_a_range(proxy, tmp_path, version):
     url = f"{proxy.url}/versions/v1-a/model-00001-of-00002.safetensors"
     found = proxy.http.get(url, headers=ADMIN | {"Range": "bytes=100-199"})
     assert (found.status_code, found.content) == (206, data[100:200])
+
+
+def test_versions_that_no_engine_will_load_any_more_are_deleted(proxy, tmp_path):
+    """Three versions are kept, with those that their deltas need."""
+    rng, root = np.random.default_rng(5), tmp_path / "trainer"
+    known, values = 0, tensors(np.random.default_rng(3), 60)
+    made: dict[int, VersionManifest] = {}
+
+    def sent(version, parent=None, name=None):
+        nonlocal values, known
+        before, values = values, changed(rng, values)
+        of = None if parent is None else (made[parent], before)
+        made[version] = write_version(root, name or f"v{version}-a", values, of, whole=parent is None)
+        while name is None and known < max(version, 5):  # the trainer has completed five steps
+            known += 1
+            add_version(proxy.database, proxy.run_id, known, root / f"v{known}-a")
+        assert send(proxy, root / made[version].name, made[version]).status_code == 200
+        there = (tmp_path / "runs").glob("*/weights/v*")
+        return sorted(int(path.name[1:].split("-")[0]) for path in there)
+
+    assert sent(1) == [1]
+    assert sent(2) == [1, 2]  # it may be sent for a version that follows
+    assert sent(3, parent=2) == [2, 3]
+    assert sent(4, parent=3) == [2, 3, 4]
+    assert sent(5) == [2, 3, 4, 5]
+    assert sent(9, name="v9-other") == [2, 3, 4, 5, 9]  # unknown to the store
+    assert sent(6) == [2, 3, 4, 5, 6, 9]
+    assert sent(7) == [5, 6, 7, 9]
