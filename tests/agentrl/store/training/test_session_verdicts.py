@@ -1,6 +1,5 @@
 """Sessions whose agents let only some tokens train, or none: their trajectories, batches and audit."""
 
-
 import pytest
 from play import begin, call, finish, group, take
 from sqlalchemy import select, update
