@@ -188,7 +188,7 @@ def _draw_in(axes: Axes, courses: Sequence[Course], by: str, label: str) -> list
         (true,) = axes.plot(getattr(one, by), one.true, color="#2f6fde", alpha=0.8)
         (modelled,) = other.plot(getattr(one, by), one.modelled, color="#d1495b", alpha=0.8, linestyle="--")
         curves = [true, modelled]
-    axes.set(xlabel=label, ylabel="true held-out reward", ylim=(0, 1))
+    axes.set(xlabel=label, ylabel="true held-out reward", ylim=(0, None))
     other.set_ylabel("modelled held-out reward")
     axes.grid(alpha=0.3)
     return curves

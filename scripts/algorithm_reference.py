@@ -249,10 +249,10 @@ With `distill: sampled` the store keeps the teacher's logprob of each token besi
 `trainer.token_facts` keeps: all by default. `agentrl replay` reads them: the advantages of a taught step are recomputed
 byte for byte, and under another credit with the same teacher.
 
-The figure shows SmolLM2-135M with noise on its weights (0.1 deviations of each tensor), two seeds, four minibatches a
-step. With `distill: full` it reaches 95 % of the teacher's held-out reward after 2,405 and 4,449 loss tokens. From
-rewards alone it needs 9,296 with the first seed, and has not reached it after 12,467 with the second
-(`benchmarks/distillation.py`).
+The figure shows SmolLM2-135M with noise on its weights (0.1 deviations of each tensor), three seeds, four minibatches a
+step. With `distill: full` it reaches 95 % of the teacher's held-out reward after 2,405, 4,449 and 3,405 loss tokens.
+From rewards alone it needs 9,296 and 9,222 with the first and the third seed, and has not reached it after 12,467 with
+the second: 3.9, more than 2.8 and 2.7 times as many (`benchmarks/distillation.py`).
 
 ![Held-out reward by loss tokens, from the teacher and from rewards](assets/distillation.png)
 
