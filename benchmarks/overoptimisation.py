@@ -152,7 +152,7 @@ def command(folder: Path, name: str, config: Json) -> None:
     """Run `agentrl NAME` with a configuration. Raises SystemExit with the end of its log when it fails."""
     file = folder / f"{config['name']}.yaml"
     file.write_text(yaml.safe_dump(config, sort_keys=False))
-    agentrl(folder, file.with_suffix(".log"), name, file.name, env={"PYTHONPATH": str(HERE)})
+    agentrl(folder, file.with_suffix(".log"), name, file.name, modules=HERE)
 
 
 def course(runs: Path, wall_s: float) -> Course:

@@ -7,7 +7,6 @@ import os
 import sqlite3
 import subprocess
 import sys
-from collections.abc import Mapping
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -17,16 +16,18 @@ LAST = 2000
 Json = dict[str, Any]
 
 
-def agentrl(folder: Path, log: Path, *argv: str, env: Mapping[str, str] | None = None) -> None:
-    """Run `agentrl ARGV` to its end in a folder, with a database of its own. Raises SystemExit with the end of its log
-    when it fails.
+def agentrl(folder: Path, log: Path, *argv: str, modules: Path | None = None) -> None:
+    """Run `agentrl ARGV` to its end in a folder, with a database of its own. `modules` is a folder from which it can
+    import. Raises SystemExit with the end of its log when it fails.
     """
     own = {name: value for name, value in os.environ.items() if name != "AGENTRL_DATABASE_URL"}
+    if modules is not None:
+        own["PYTHONPATH"] = os.pathsep.join([str(modules), *filter(None, [own.get("PYTHONPATH")])])
     with log.open("wb") as out:
         done = subprocess.run(
             [sys.executable, "-m", "agentrl", *argv],
             cwd=folder,
-            env=own | (env or {}),
+            env=own,
             stdin=subprocess.DEVNULL,
             stdout=out,
             stderr=out,

@@ -17,7 +17,7 @@ import asyncio
 import os
 import signal
 import time
-from collections.abc import Coroutine, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -173,30 +173,33 @@ async def _run_parts(plan: Plan, database: Database, run_id: str, display: Displ
 
 async def _until_serving(plan: Plan, database: Database, run_id: str, display: Display) -> None:
     """Wait until the proxy has a serving engine. Raises EngineUnavailable after `engine.start_timeout_s`."""
-    started, limit_s = time.monotonic(), plan.config.engine.start_timeout_s
-    while "serving" not in (await asyncio.to_thread(database.query, snapshot.take, run_id)).engines.values():
-        elapsed_s = time.monotonic() - started
-        if elapsed_s > limit_s:
-            raise EngineUnavailable(f"no engine is serving after {limit_s:g} s (see {plan.config.run_dir / 'logs'})")
-        display.starting(f"starting the engine: {elapsed_s:.0f} s")
-        await asyncio.sleep(POLL_S)
+
+    async def is_serving() -> bool:
+        return "serving" in (await asyncio.to_thread(database.query, snapshot.take, run_id)).engines.values()
+
+    await _until(is_serving, plan, display, "the engine", "no engine is serving")
     display.note("an engine is serving")
 
 
 async def _until_scoring(plan: Plan, display: Display) -> None:
     """Wait until each scorer of the run answers. Raises EngineUnavailable after `engine.start_timeout_s`."""
-    started, limit_s = time.monotonic(), plan.config.engine.start_timeout_s
     async with httpx.AsyncClient(timeout=POLL_S, trust_env=False) as http:
         for model, url in plan.scorers.items():
-            while not await _answers(http, f"{url}/health"):
-                elapsed_s = time.monotonic() - started
-                if elapsed_s > limit_s:
-                    raise EngineUnavailable(
-                        f"reward: the scorer of {model} does not answer after {limit_s:g} s "
-                        f"(see {plan.config.run_dir / 'logs'})"
-                    )
-                display.starting(f"starting the scorer of {model}: {elapsed_s:.0f} s")
-                await asyncio.sleep(POLL_S)
+            scorer = f"the scorer of {model}"
+            await _until(partial(_answers, http, f"{url}/health"), plan, display, scorer, f"{scorer} does not answer")
+
+
+async def _until(
+    ready: Callable[[], Awaitable[bool]], plan: Plan, display: Display, starting: str, problem: str
+) -> None:
+    """Wait until `ready`, and show what is starting. Raises EngineUnavailable after `engine.start_timeout_s`."""
+    started, limit_s = time.monotonic(), plan.config.engine.start_timeout_s
+    while not await ready():
+        elapsed_s = time.monotonic() - started
+        if elapsed_s > limit_s:
+            raise EngineUnavailable(f"{problem} after {limit_s:g} s (see {plan.config.run_dir / 'logs'})")
+        display.starting(f"starting {starting}: {elapsed_s:.0f} s")
+        await asyncio.sleep(POLL_S)
 
 
 async def _answers(http: httpx.AsyncClient, url: str) -> bool:

@@ -185,6 +185,31 @@ def ready_groups(conn: Connection, run_id: str) -> int:
     return int(conn.execute(select(func.count()).select_from(groups).where(*ready)).scalar_one())
 
 
+def trained_again(conn: Connection, run_id: str) -> Row[Any]:
+    """What steps trained once more, which is in the sums of more than one step: `groups`, `trajectories`, and
+    `tokens`, those of trajectories that were too old by then included.
+    """
+    of_group = (
+        select(
+            func.sum(case((replays.c.stale, 0), else_=1)).label("trajectories"),
+            func.sum(trajectories.c.trainable_tokens).label("tokens"),
+        )
+        .select_from(replays)
+        .join(steps, steps.c.id == replays.c.step_id)
+        .join(trajectories, trajectories.c.id == replays.c.trajectory_id)
+        .where(steps.c.run_id == run_id, steps.c.state.in_(TRAINED))
+        .group_by(replays.c.step_id, trajectories.c.group_id)
+        .subquery()
+    )
+    return conn.execute(
+        select(
+            func.count().label("groups"),
+            func.coalesce(func.sum(of_group.c.trajectories), 0).label("trajectories"),
+            func.coalesce(func.sum(of_group.c.tokens), 0).label("tokens"),
+        ).select_from(of_group)
+    ).one()
+
+
 def state_counts(conn: Connection, run_id: str) -> Json:
     """How many groups and trajectories are in each state.
 
@@ -197,21 +222,7 @@ def state_counts(conn: Connection, run_id: str) -> Json:
             func.coalesce(func.sum(steps.c.trajectories), 0).label("trajectories"),
         ).where(steps.c.run_id == run_id, steps.c.state.in_(TRAINED))
     ).one()
-    by_group = (  # trained once more: in the sums of both steps
-        select(func.sum(case((replays.c.stale, 0), else_=1)).label("trajectories"))
-        .select_from(replays)
-        .join(steps, steps.c.id == replays.c.step_id)
-        .join(trajectories, trajectories.c.id == replays.c.trajectory_id)
-        .where(steps.c.run_id == run_id, steps.c.state.in_(TRAINED))
-        .group_by(replays.c.step_id, trajectories.c.group_id)
-        .subquery()
-    )
-    again = conn.execute(
-        select(
-            func.count().label("groups"),
-            func.coalesce(func.sum(by_group.c.trajectories), 0).label("trajectories"),
-        ).select_from(by_group)
-    ).one()
+    again = trained_again(conn, run_id)
     counts: Json = {}
     for table, of_steps in (
         (groups, trained.groups - again.groups),

@@ -17,7 +17,8 @@ from __future__ import annotations
 from sqlalchemy import ColumnElement, Connection, Integer, func, literal_column, select
 
 from agentrl.domain.schemas import TRAINED, Json, TrajectoryState
-from agentrl.store.tables import replays, sessions, steps, trajectories
+from agentrl.store import runs
+from agentrl.store.tables import sessions, steps, trajectories
 
 WAITING = (TrajectoryState.READY, TrajectoryState.LEASED)
 NONE: ColumnElement[int] = literal_column("0", Integer)
@@ -78,14 +79,8 @@ def _trained(conn: Connection, run_id: str) -> list[Json]:
                 steps.c.state.in_(TRAINED),
             )
         ).scalar_one()
-        again, tokens_again = conn.execute(
-            select(func.count().filter(replays.c.stale.is_(False)), func.sum(trajectories.c.trainable_tokens))
-            .select_from(replays)
-            .join(steps, steps.c.id == replays.c.step_id)
-            .join(trajectories, trajectories.c.id == replays.c.trajectory_id)
-            .where(*done)
-        ).one()
-        samples, tokens = samples - again, tokens - (tokens_again or 0)  # the step of its lease has counted it
+        again = runs.trained_again(conn, run_id)
+        samples, tokens = samples - again.trajectories, tokens - again.tokens  # the step of its lease has counted it
     return [_band("trained", None, samples, int(tokens))] if samples else []
 
 

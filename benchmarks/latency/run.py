@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import sqlite3
 from contextlib import closing
@@ -53,8 +52,7 @@ def play(folder: Path, variant: Variant, seed: int, steps: int, lr: float) -> Re
     """Run `agentrl train` to its end in an empty folder. Raises SystemExit with the end of its log when it fails."""
     shutil.copyfile(Path(__file__).with_name("agent.py"), folder / "slow_tool.py")
     (folder / "config.yaml").write_text(yaml.safe_dump(config(variant, seed, steps, lr)))
-    paths = [str(folder), *filter(None, [os.environ.get("PYTHONPATH")])]
-    agentrl(folder, folder / "train.log", "train", "config.yaml", env={"PYTHONPATH": os.pathsep.join(paths)})
+    agentrl(folder, folder / "train.log", "train", "config.yaml", modules=folder)
     return result(folder / "runs" / NAME)
 
 

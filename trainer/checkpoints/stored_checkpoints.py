@@ -14,7 +14,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from functools import partial
 from pathlib import Path
 
 from agentrl.configs.run_config import RunConfig
@@ -48,7 +47,7 @@ class StoredCheckpoints:
     def delete_later(self, names: Sequence[str]) -> None:
         """Delete checkpoints after an upload of `send`, once they are deleted on disk. Raises StorageError."""
         if names:
-            self._note(lambda noted: noted | set(names))
+            self._to_delete(add=names)
 
     def send(self, kept: Sequence[Path]) -> None:
         """Begin to upload those of the `kept` checkpoints that the storage lacks, given the newest first; then delete
@@ -126,10 +125,10 @@ class StoredCheckpoints:
         finally:
             with self._lock:
                 self._running = []
-        for name in sorted(self._note(lambda noted: noted)):
+        for name in sorted(self._to_delete()):
             if not (self._root / name).exists():
                 stored_folders.delete(self._store, f"{self._key}/{name}")
-                self._note(partial(_without, name=name))
+                self._to_delete(remove=[name])
 
     def _upload(self, folder: Path) -> None:
         """Upload a checkpoint, unless the storage has it."""
@@ -143,13 +142,13 @@ class StoredCheckpoints:
                 raise StorageError(f"cannot read checkpoint {folder}: {error.strerror}") from error
         self._arrive([name])
 
-    def _note(self, change: Callable[[set[str]], set[str]]) -> set[str]:
-        """Change the names in TO_DELETE; returns the new ones. Raises StorageError when the file cannot be used."""
+    def _to_delete(self, add: Sequence[str] = (), remove: Sequence[str] = ()) -> set[str]:
+        """The names in TO_DELETE, after a change. Raises StorageError when the file cannot be used."""
         path = self._root / TO_DELETE
         try:
             with self._lock:
                 noted = set(path.read_text().split()) if path.exists() else set()
-                changed = change(noted)
+                changed = (noted | set(add)) - set(remove)
                 if changed != noted:
                     with atomic_file(path) as draft:
                         draft.write_text("".join(f"{name}\n" for name in sorted(changed)))
@@ -162,10 +161,6 @@ class StoredCheckpoints:
         with self._lock:
             self._complete |= set(names)
             self._arrived += [step_id for _, step_id in checkpoint_folders.newer(names, None)]
-
-
-def _without(names: set[str], *, name: str) -> set[str]:
-    return names - {name}
 
 
 def stored_checkpoints(config: RunConfig) -> StoredCheckpoints | None:

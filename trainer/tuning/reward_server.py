@@ -11,7 +11,6 @@ With a key, each request to /score needs `Authorization: Bearer KEY`.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import hmac
 import json
 import logging
@@ -44,6 +43,7 @@ class RewardServer:
         self._scorer, self._name, self._key = scorer, name, key
         self._waiting: list[Waiting] = []
         self._computed: list[Waiting] = []
+        self._failed = False  # whether the computation has ended
         self._arrived = asyncio.Event()
 
     def app(self) -> Starlette:
@@ -73,6 +73,8 @@ class RewardServer:
             return _refusal(422, str(error))
         except (ValueError, KeyError, TypeError, RecursionError) as error:
             return _refusal(422, f"not a request for scores: {error!r}")
+        if self._failed:
+            return _refusal(503, "the computation of rewards failed")
         if len(self._waiting) + len(sequences) > MAX_WAITING:
             return _refusal(503, "too many conversations wait")
         loop = asyncio.get_running_loop()
@@ -89,13 +91,13 @@ class RewardServer:
             yield
         finally:
             task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await asyncio.wait([task])
+            await asyncio.wait([task])
 
     def _ended(self, task: asyncio.Task[None]) -> None:
-        """End the server after an error that no request explains: whoever started it starts it again."""
+        """If the computation has failed, answer all with an error and end the server. Its parent restarts it."""
         if task.cancelled() or (error := task.exception()) is None:
             return
+        self._failed = True
         log.critical("the computation of rewards failed, so the server ends", exc_info=error)
         for _, future in (*self._computed, *self._waiting):
             if not future.done():

@@ -131,8 +131,9 @@ def _likeliest(entries: list[Json]) -> list[tuple[float, int]]:
 def _number(label: str) -> int:
     version = version_of_label(label)
     if version is None:
-        why = "the engine has restarted, or nobody has told it its version"
-        raise EngineUnavailable(f"weight version {label!r:.200} is not a number: {why}")
+        raise EngineUnavailable(
+            f"weight version {label!r:.200} is not a number: the engine has restarted, or has not been told its version"
+        )
     return version
 
 

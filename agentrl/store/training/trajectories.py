@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,8 +15,7 @@ from agentrl.domain.verdicts import Verdict
 from agentrl.store import family
 from agentrl.store.calls.policy_calls import OF_THE_POLICY
 from agentrl.store.db.codec import new_id
-from agentrl.store.db.id_lists import parts
-from agentrl.store.tables import interaction_data, interactions, sessions, trajectories, trajectory_interactions
+from agentrl.store.tables import interactions, sessions, trajectories, trajectory_interactions
 from agentrl.store.training import returns, session_verdicts
 from agentrl.store.training.paths import path_outlines, path_tokens
 from agentrl.store.training.returns import Rescore, SessionReturns
@@ -57,7 +56,7 @@ def build(conn: Connection, session: Row[Any], discount: float) -> int:
     }
     credited = returns.of_sessions(conn, [session.id], discount)[session.id]
     verdict = session_verdicts.of_sessions(conn, [session.id])[session.id]
-    spans = _spans(conn, [row.id for row in calls.values() if _is_divided(row, verdict)])
+    spans = path_outlines.recorded_spans(conn, [row.id for row in calls.values() if _is_divided(row, verdict)])
     owned_already: set[str] = set()
     found = paths({row.id: row.parent_id for row in calls.values()})
     for path in found:
@@ -113,7 +112,7 @@ def refresh(conn: Connection, session_id: str, discount: float) -> None:
     credited = returns.of_sessions(conn, members, discount)
     found = session_verdicts.of_sessions(conn, members)
     divided = [row.id for (sid, _), rows in owned.items() for row in rows if _is_divided(row, found[sid])]
-    spans = _spans(conn, divided)
+    spans = path_outlines.recorded_spans(conn, divided)
     for (sid, trajectory_id), calls in owned.items():
         values = worth(calls, credited[sid], found[sid], spans, is_baseline=calls[0].is_baseline)
         conn.execute(update(trajectories).where(trajectories.c.id == trajectory_id).values(values))
@@ -122,15 +121,6 @@ def refresh(conn: Connection, session_id: str, discount: float) -> None:
 def _is_divided(call: Any, verdict: Verdict) -> bool:
     """Whether a part of a call trains, and several versions sampled the call."""
     return verdict.ranges is not None and call.id in verdict.ranges and call.min_version != call.max_version
-
-
-def _spans(conn: Connection, call_ids: Iterable[str]) -> dict[str, list[list[int]]]:
-    data = interaction_data.c
-    return {
-        row.interaction_id: row.spans
-        for ids in parts(call_ids)
-        for row in conn.execute(select(data.interaction_id, data.spans).where(data.interaction_id.in_(ids)))
-    }
 
 
 def worth(
@@ -144,14 +134,16 @@ def worth(
     """The columns of a trajectory that follow from applied rewards and the session's verdict: return, trainable tokens,
     versions of these tokens, state, reason.
 
-    `owned` are the calls whose outputs the trajectory owns; `spans` has the version spans of those of which parts train
-    and that several versions sampled.
+    `owned` are the calls whose outputs the trajectory owns. `spans` has the version spans of each call that several
+    versions sampled and of which only a part trains.
     """
     trained = [
         row for row in owned if row.trainable and verdict.count(row.id, row.output_tokens) and row.id in credited.calls
     ]
-    whole = {row.id: [(v, 0, row.output_tokens) for v in (row.min_version, row.max_version)] for row in trained}
-    versions = {v for row in trained for v in verdict.versions(row.id, spans.get(row.id) or whole[row.id])}
+    versions: set[int] = set()
+    for row in trained:
+        whole = [(version, 0, row.output_tokens) for version in (row.min_version, row.max_version)]
+        versions |= verdict.versions(row.id, spans.get(row.id, whole))
     reason = None
     if is_baseline:
         reason = BASELINE

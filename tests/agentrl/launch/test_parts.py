@@ -30,13 +30,7 @@ from agentrl.launch.parts import Plan
 from agentrl.placement import memory_share
 from agentrl.placement.hosts import Host
 
-from .local_config import config
-
-
-def a_plan(run: RunConfig, model: Path, **fields: Any) -> Plan:
-    """A plan of a run whose proxy has port 1, and its one engine port 2."""
-    own = {"database_url": "sqlite://", "admin_key": "a", "run_key": "r", "proxy_port": 1, "engine_ports": (2,)}
-    return Plan(**{"config": run, "model": model} | own | fields)
+from .local_config import a_plan, config
 
 
 def test_ports_are_distinct_and_none_is_opened_for_engines_that_already_run(tmp_path: Path, model: Path) -> None:

@@ -17,19 +17,18 @@ from agentrl.launch import local_run
 from agentrl.launch.parts import Plan
 from agentrl.launch.views.live_panel import Display
 
-from .local_config import config
+from .local_config import a_plan, config
 
 
-def a_plan(tmp_path: Path, model: Path, port: int, start_timeout_s: float) -> Plan:
-    """Of a run that serves one reward model."""
+def scored(tmp_path: Path, model: Path, port: int, start_timeout_s: float) -> Plan:
+    """The plan of a run that serves one reward model."""
     run = config(
         tmp_path,
         model,
         reward={"function": "reward_model", "args": {"model": "runs/style/model"}},
         engine={"start_timeout_s": start_timeout_s},
     )
-    own = {"database_url": "sqlite://", "admin_key": "a", "run_key": "r", "proxy_port": 1, "engine_ports": (2,)}
-    return Plan(config=run, model=model, scorer_ports=(port,), **own)
+    return a_plan(run, model, scorer_ports=(port,))
 
 
 async def until_scoring(plan: Plan) -> None:
@@ -55,7 +54,7 @@ async def test_a_scorer_that_starts_late_is_awaited(
 ) -> None:
     monkeypatch.setattr(local_run, "POLL_S", 0.01)
     port = free_port()
-    waiting = asyncio.create_task(until_scoring(a_plan(tmp_path, model, port, 60)))
+    waiting = asyncio.create_task(until_scoring(scored(tmp_path, model, port, 60)))
     await asyncio.sleep(0.1)
     assert not waiting.done()
     async with answering(port):
@@ -67,4 +66,4 @@ async def test_a_scorer_that_never_answers_ends_the_run_by_its_name(
 ) -> None:
     monkeypatch.setattr(local_run, "POLL_S", 0.01)
     with pytest.raises(EngineUnavailable, match=r"scorer of runs/style/model does not answer after 0\.05 s"):
-        await until_scoring(a_plan(tmp_path, model, free_port(), 0.05))
+        await until_scoring(scored(tmp_path, model, free_port(), 0.05))

@@ -6,7 +6,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, and_, case, exists, select, update
+from sqlalchemy import ColumnElement, Connection, and_, case, exists, update
 
 from agentrl.domain import answer_text
 from agentrl.domain.schemas import GONE, InteractionStatus, SessionStatus
@@ -15,7 +15,7 @@ from agentrl.store import family
 from agentrl.store.db import codec
 from agentrl.store.sessions.ends.settling import settle
 from agentrl.store.sessions.session_limits import Limits
-from agentrl.store.sessions.session_locks import lock_all, lock_in_tree
+from agentrl.store.sessions.session_locks import lock_all, lock_group, lock_in_tree
 from agentrl.store.tables import groups, interactions, sessions
 from agentrl.store.training import leases, session_verdicts
 
@@ -39,9 +39,8 @@ def end(
 
     Ending twice is harmless: the first end stands. But a session that still waits for calls or a reward can be
     abandoned. `reject_group` is the reason why no session of the group trains, and counts until a step has leased the
-    group; `answer` is what the episode answered,
-    and `stats` are numbers that the agent measured. Raises RequestError 404 for an unknown session, and 422 for a
-    verdict on calls that it has not made.
+    group; `answer` is what the episode answered, and `stats` are numbers that the agent measured. Raises RequestError
+    404 for an unknown session, and 422 for a verdict on calls that it has not made.
     """
     row = lock_in_tree(conn, session_id)
     abandons = status == SessionStatus.ABANDONED and not row.built and row.status not in GONE
@@ -68,7 +67,7 @@ def end(
 
 def _reject(conn: Connection, run_id: str, group_id: str, reason: str) -> None:
     """Reject a group when it settles, or now if it is ready. One that a step has leased stays as it is."""
-    state = conn.execute(select(groups.c.state).where(groups.c.id == group_id).with_for_update()).scalar_one()
+    state = lock_group(conn, group_id).state
     if state == "running":
         conn.execute(update(groups).where(groups.c.id == group_id).values(reject_reason=reason))
     elif state == "ready":

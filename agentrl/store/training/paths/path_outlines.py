@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from typing import Any
 
 import numpy as np
@@ -88,11 +88,17 @@ def _spans(conn: Connection, by_id: Mapping[str, Sequence[Any]]) -> dict[str, li
         for call_id, row in calls.items()
         if row.min_version == row.max_version
     }
-    for ids in parts([call_id for call_id in calls if call_id not in found]):
-        data = interaction_data.c
-        for row in conn.execute(select(data.interaction_id, data.spans).where(data.interaction_id.in_(ids))):
-            found[row.interaction_id] = row.spans
-    return found
+    return found | recorded_spans(conn, [call_id for call_id in calls if call_id not in found])
+
+
+def recorded_spans(conn: Connection, call_ids: Iterable[str]) -> dict[str, list[tuple[int, int, int]]]:
+    """Call → the version spans of its output, as they were recorded."""
+    data = interaction_data.c
+    return {
+        row.interaction_id: row.spans
+        for ids in parts(call_ids)
+        for row in conn.execute(select(data.interaction_id, data.spans).where(data.interaction_id.in_(ids)))
+    }
 
 
 def _of_sessions(
