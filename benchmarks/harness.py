@@ -102,9 +102,14 @@ class Report:
             "notes": self.notes,
             "figures": [asdict(figure) for figure in self.figures],
         }
-        staging = path.with_suffix(".tmp")
-        staging.write_text(json.dumps(report, indent=2) + "\n")
-        os.replace(staging, path)
+        write_json(path, report)
+
+
+def write_json(path: Path, value: object) -> None:
+    """Write a file of indented JSON, atomically."""
+    staging = path.with_suffix(".tmp")
+    staging.write_text(json.dumps(value, indent=2) + "\n")
+    os.replace(staging, path)
 
 
 def interleave(variants: Mapping[str, Callable[[], float]], rounds: int, warmups: int = 1) -> dict[str, list[float]]:

@@ -5,7 +5,8 @@ engines all load it before the run moves on.
 
 Whole runs of `agentrl train` in the environment of asynchrony.py (real SGLang, the tiny model, a tool of long-tailed
 latency), with two engines. The pair of a seed and a bound runs one after the other, and the next pair in the other
-order.
+order. With `--ended FILE` the results of ended runs are kept there, and a benchmark that was interrupted goes on after
+them.
 
 - `steps_per_hour/S_lagL`: at `max_staleness` S and lag L, between the publishes of the first and the last step.
 - `seconds/S_lagL/wait_for_policy`: seconds of a step in which the trainer waits for engines.
@@ -16,7 +17,9 @@ order.
 
 from __future__ import annotations
 
+import json
 import tempfile
+from dataclasses import asdict
 from itertools import product
 from pathlib import Path
 from statistics import fmean
@@ -41,10 +44,14 @@ def main() -> None:
         steps=(int, 30, "optimizer steps of a run"),
         seeds=(int, 3, "seeds"),
         lr=(float, 3e-4, "learning rate"),
+        ended=(Path, None, "keep the results of ended runs here, and do not run them again"),
     )
     resolve_model("tiny")
-    results: dict[Key, Result] = {}
+    settings = {"steps": options.steps, "lr": options.lr}
+    results = ended(options.ended, settings)
     for seed, bound, lag in order(options.seeds):
+        if (bound, lag, seed) in results:
+            continue
         variant = Variant(bound, lag=lag, engines=ENGINES)
         with tempfile.TemporaryDirectory(prefix="agentrl-pulls-") as folder:
             found = results[bound, lag, seed] = play(Path(folder), variant, seed, options.steps, options.lr)
@@ -53,7 +60,25 @@ def main() -> None:
             f"reward {found.reward_before:.3f} -> {found.reward_after:.3f}",
             flush=True,
         )
+        if options.ended is not None:
+            keep(options.ended, settings, results)
     harness.finish(report(results, range(options.seeds)), options.out)
+
+
+def ended(path: Path | None, settings: dict[str, float]) -> dict[Key, Result]:
+    """The results in this file. Raises SystemExit when they are of other settings."""
+    if path is None or not path.is_file():
+        return {}
+    found = json.loads(path.read_text())
+    if found["settings"] != settings:
+        raise SystemExit(f"{path} has runs of {found['settings']}, not of {settings}: name another file in --ended")
+    return {tuple(run["key"]): Result(**run["result"]) for run in found["runs"]}
+
+
+def keep(path: Path, settings: dict[str, float], results: dict[Key, Result]) -> None:
+    """Write the results of all runs so far, atomically."""
+    runs = [{"key": key, "result": asdict(result)} for key, result in results.items()]
+    harness.write_json(path, {"settings": settings, "runs": runs})
 
 
 def order(seeds: int) -> list[tuple[int, int, int]]:

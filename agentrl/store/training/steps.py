@@ -121,7 +121,7 @@ def refuse(conn: Connection, run_id: str, epoch: int, step_id: str, reasons: Map
     """
     check_epoch(conn, run_id, epoch)
     step = conn.execute(select(steps).where(steps.c.id == step_id, steps.c.run_id == run_id)).first()
-    if step is None and _are_rejected(conn, reasons):
+    if step is None and reasons and _are_rejected(conn, reasons):
         return  # this was stored, but the answer was lost
     if step is None or step.state != StepState.STARTED or step.epoch != epoch:
         raise StoreError(f"step {step_id} cannot be given back: it is not leased")
