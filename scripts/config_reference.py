@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import ast
+import inspect
 import json
+import textwrap
 from collections.abc import Iterator
+from itertools import pairwise
 from typing import Literal, get_args, get_origin
 
 from pydantic import BaseModel
@@ -34,7 +38,7 @@ def main() -> None:
 
 def sections(prefix: str, section: type[BaseModel], listed: set[type] | None = None) -> Iterator[str]:
     """One table per section, parents first. Sections in lists are described once (`listed`)."""
-    rows, children = [], []
+    rows, children, meanings = [], [], descriptions(section)
     listed = set() if listed is None else listed
     for name, field in section.model_fields.items():
         kind = field.annotation
@@ -47,7 +51,7 @@ def sections(prefix: str, section: type[BaseModel], listed: set[type] | None = N
             children.append((f"{prefix}{name}.NAME.", of))
         else:
             default = _default(field.get_default(call_default_factory=True))
-            rows.append(f"| `{prefix}{name}` | {default} | {_line(field.description)}{_choices(kind)} |")
+            rows.append(f"| `{prefix}{name}` | {default} | {_line(meanings[name])}{_choices(kind)} |")
             for one in _in_lists(kind):
                 if one not in listed:
                     listed.add(one)
@@ -58,6 +62,21 @@ def sections(prefix: str, section: type[BaseModel], listed: set[type] | None = N
     )
     for child_prefix, kind in children:
         yield from sections(child_prefix, kind, listed)
+
+
+def descriptions(section: type[BaseModel]) -> dict[str, str]:
+    """Field → the docstring below it, of a section and its base classes. Read here, because pydantic reads them at each
+    import of the classes.
+    """
+    found = {}
+    for kind in reversed(section.__mro__[: section.__mro__.index(BaseModel)]):
+        (source,) = ast.parse(textwrap.dedent(inspect.getsource(kind))).body
+        assert isinstance(source, ast.ClassDef)
+        for field, below in pairwise(source.body):
+            match field, below:
+                case ast.AnnAssign(target=ast.Name(name)), ast.Expr(ast.Constant(str(text))):
+                    found[name] = text
+    return found
 
 
 def _in_lists(kind: object, inside: bool = False) -> list[type[BaseModel]]:

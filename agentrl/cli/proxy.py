@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import secrets
 import socket
@@ -60,6 +61,7 @@ def proxy(
         serving = partial(say, f"{where}, {workers} workers")
         raise typer.Exit(supervise(job, workers, environment, serving))
 
+    gc.disable()  # until everything is loaded: a tenth of the start
     import uvicorn
 
     from agentrl.proxy.app import Settings, create_app

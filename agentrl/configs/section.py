@@ -15,7 +15,7 @@ Seconds = Annotated[float, Field(gt=0)]
 class Section(BaseModel):
     """A frozen section. Rejects unknown keys, NaN, infinity, and values of another type."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True, allow_inf_nan=False)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 def plain_address(value: str, instead: str = "") -> str:

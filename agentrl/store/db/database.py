@@ -11,14 +11,11 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
-from alembic import command
-from alembic.config import Config as AlembicConfig
-from alembic.runtime.migration import MigrationContext
 from sqlalchemy import Connection, text
 
 from agentrl.errors import StoreError, StoreUnavailable
 from agentrl.store.db import faults, sqlite_file
-from agentrl.store.db.revisions import MIGRATION_LOCK, alembic_config, newest_revision
+from agentrl.store.db.revisions import migrate, newest_revision, revision_of
 from agentrl.store.db.sql_engines import is_file_uri, parse_url, postgresql_engine, sqlite_engine
 from agentrl.store.db.writer import GroupCommitWriter, pauses
 
@@ -122,16 +119,22 @@ class Database:
         """Upgrade the schema to a revision, creating a missing SQLite file; several processes may call it at once."""
         if self._file is not None:
             sqlite_file.create(self._file)
-        self._migrate(command.upgrade, revision)
+        with self.read() as conn:
+            have = revision_of(conn)
+        if revision == "head" and have == newest_revision():
+            return
+        with self.write() as conn:
+            migrate(conn, revision, up=True)
 
     def downgrade(self, revision: str) -> None:
         """Downgrade the schema to a revision; `base` leaves no tables. Data that only newer revisions hold is lost."""
-        self._migrate(command.downgrade, revision)
+        with self.write() as conn:
+            migrate(conn, revision, up=False)
 
     def require_current(self) -> None:
         """Raise StoreError unless the schema is at the newest revision."""
         with self.read() as conn:
-            have = MigrationContext.configure(conn).get_current_revision()
+            have = revision_of(conn)
         want = newest_revision()
         if have != want:
             raise StoreError(f"the database is at revision {have or 'none'}, not {want}: run `agentrl db upgrade`")
@@ -178,12 +181,6 @@ class Database:
                 if time.monotonic() > until:
                     raise
             time.sleep(next(waits))
-
-    def _migrate(self, direction: Callable[[AlembicConfig, str], None], revision: str) -> None:
-        with self.write() as conn:
-            if not self.is_sqlite:
-                conn.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": MIGRATION_LOCK})
-            direction(alembic_config(conn), revision)
 
 
 _SQLITE_CHECKS = (

@@ -1,26 +1,42 @@
-"""The schema's revisions, as this installation's Alembic scripts define them."""
+"""The schema's revisions: the newest of this installation, that of a database, and the way between them.
+
+Alembic, whose import takes as long as SQLAlchemy's, is imported only to migrate.
+"""
 
 from __future__ import annotations
 
+import re
 from functools import lru_cache
 from importlib.resources import files
 
-from alembic.config import Config as AlembicConfig
-from alembic.script import ScriptDirectory
-from sqlalchemy import Connection
+from sqlalchemy import Connection, inspect, text
 
 MIGRATION_LOCK = 0x61676E74  # PostgreSQL advisory lock
+_SCRIPT = re.compile(r"v(\d{4})_\w+\.py")
 
 
 @lru_cache(maxsize=1)
-def newest_revision() -> str | None:
-    """The revision that this installation's migrations lead to; the scripts are read once per process."""
-    return ScriptDirectory.from_config(alembic_config()).get_current_head()
+def newest_revision() -> str:
+    """The revision that this installation's migrations lead to, by the names of their files, read once per process."""
+    names = (_SCRIPT.fullmatch(file.name) for file in (files("agentrl.migrations") / "versions").iterdir())
+    return max(name[1] for name in names if name is not None)
 
 
-def alembic_config(connection: Connection | None = None) -> AlembicConfig:
-    """Alembic's configuration for the packaged scripts, run over `connection`."""
-    config = AlembicConfig()
+def revision_of(conn: Connection) -> str | None:
+    """The revision of a database; None for one without tables."""
+    if not inspect(conn).has_table("alembic_version"):
+        return None
+    return conn.execute(text("SELECT version_num FROM alembic_version")).scalar()
+
+
+def migrate(conn: Connection, revision: str, *, up: bool) -> None:
+    """Upgrade or downgrade to a revision, in the transaction of `conn`; one migration at a time on PostgreSQL."""
+    from alembic import command
+    from alembic.config import Config
+
+    if conn.dialect.name != "sqlite":
+        conn.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": MIGRATION_LOCK})
+    config = Config()
     config.set_main_option("script_location", str(files("agentrl.migrations")))
-    config.attributes["connection"] = connection
-    return config
+    config.attributes["connection"] = conn
+    (command.upgrade if up else command.downgrade)(config, revision)

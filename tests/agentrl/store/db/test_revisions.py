@@ -1,6 +1,12 @@
 """The revision of a schema."""
 
+import subprocess
+import sys
+from importlib.resources import files
+
 import pytest
+from alembic.config import Config
+from alembic.script import ScriptDirectory
 
 from agentrl.errors import StoreError
 from agentrl.store import Database
@@ -19,8 +25,19 @@ def test_an_old_schema_names_the_command(empty_database_url):
     db.close()
 
 
-def test_the_migrations_are_read_once_per_process(db):
-    revisions.newest_revision.cache_clear()
-    for _ in range(3):
-        db.require_current()
-    assert revisions.newest_revision.cache_info().misses == 1
+def test_the_newest_revision_is_the_head_of_the_migrations(empty_database_url):
+    config = Config()
+    config.set_main_option("script_location", str(files("agentrl.migrations")))
+    assert ScriptDirectory.from_config(config).get_heads() == [revisions.newest_revision()]
+
+
+def test_a_current_database_is_opened_and_upgraded_without_alembic(db):
+    opened = f"""
+import sys
+from agentrl.store import Database
+database = Database({db.url!r})
+database.require_current()
+database.upgrade()
+print("alembic" in sys.modules)
+"""
+    assert subprocess.check_output([sys.executable, "-c", opened], text=True).strip() == "False"
