@@ -8,8 +8,12 @@ from __future__ import annotations
 import re
 from functools import lru_cache
 from importlib.resources import files
+from typing import TYPE_CHECKING
 
 from sqlalchemy import Connection, inspect, text
+
+if TYPE_CHECKING:
+    from alembic.config import Config
 
 MIGRATION_LOCK = 0x61676E74  # PostgreSQL advisory lock
 _SCRIPT = re.compile(r"v(\d{4})_\w+\.py")
@@ -32,11 +36,18 @@ def revision_of(conn: Connection) -> str | None:
 def migrate(conn: Connection, revision: str, *, up: bool) -> None:
     """Upgrade or downgrade to a revision, in the transaction of `conn`; one migration at a time on PostgreSQL."""
     from alembic import command
-    from alembic.config import Config
 
     if conn.dialect.name != "sqlite":
         conn.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": MIGRATION_LOCK})
-    config = Config()
-    config.set_main_option("script_location", str(files("agentrl.migrations")))
+    config = alembic_config()
     config.attributes["connection"] = conn
     (command.upgrade if up else command.downgrade)(config, revision)
+
+
+def alembic_config() -> Config:
+    """Alembic's configuration for the packaged scripts."""
+    from alembic.config import Config
+
+    config = Config()
+    config.set_main_option("script_location", str(files("agentrl.migrations")))
+    return config

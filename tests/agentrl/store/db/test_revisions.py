@@ -2,10 +2,8 @@
 
 import subprocess
 import sys
-from importlib.resources import files
 
 import pytest
-from alembic.config import Config
 from alembic.script import ScriptDirectory
 
 from agentrl.errors import StoreError
@@ -25,10 +23,8 @@ def test_an_old_schema_names_the_command(empty_database_url):
     db.close()
 
 
-def test_the_newest_revision_is_the_head_of_the_migrations(empty_database_url):
-    config = Config()
-    config.set_main_option("script_location", str(files("agentrl.migrations")))
-    assert ScriptDirectory.from_config(config).get_heads() == [revisions.newest_revision()]
+def test_the_newest_revision_is_the_head_of_the_migrations():
+    assert ScriptDirectory.from_config(revisions.alembic_config()).get_heads() == [revisions.newest_revision()]
 
 
 def test_a_current_database_is_opened_and_upgraded_without_alembic(db):
