@@ -10,8 +10,9 @@ need of all trajectories is in the outlines, or is a sum over ranks. T, S: as in
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import torch
@@ -149,7 +150,7 @@ def _scored(
     scorer = Scorer(trajectories, budget, world, times)
     reference = logprobs = values = targets = costs = teacher = None
     with times.reading("read"):
-        taught = lessons.of(trajectories) if lessons is not None else []
+        taught = [] if lessons is None else world.together(partial(lessons.of, trajectories))
     if algorithm.needs_reference:
         assert models.reference is not None
         with models.reference.in_place():
@@ -206,13 +207,19 @@ def _of_teachers(
             if name in models.teachers
             else lessons.asked(name, [*mine.values()])
         )
+        by_id = {trajectories[i].trajectory_id: own for i, own in zip(mine, scores, strict=True)}
+        world.together(partial(check_finite, name, by_id))
         for i, own in zip(mine, scores, strict=True):
-            if np.isnan(own).any():
-                raise NonFiniteError(
-                    f"trainer.teacher: {name} scored trajectory {trajectories[i].trajectory_id} with NaN"
-                )
             found[i] = np.where(trajectories[i].loss_mask, moved(own, trajectories[i]), np.float32(0))
     return found
+
+
+def check_finite(teacher: str, scores: Mapping[str, Float32]) -> None:
+    """Raise NonFiniteError for a trajectory with a logprob of its teacher that is NaN or infinite."""
+    for trajectory_id, own in scores.items():
+        odd = own[~np.isfinite(own)]
+        if len(odd):
+            raise NonFiniteError(f"trainer.teacher: {teacher} scored trajectory {trajectory_id} with {odd[0]:g}")
 
 
 def _scores_of(
