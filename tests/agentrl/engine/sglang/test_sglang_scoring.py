@@ -38,7 +38,7 @@ def answering(meta: Any) -> Callable[[web.Request], Any]:
         (
             {"input_token_logprobs": [[None, 6], [-1e308, 7], [-2.0, 8]]},
             "as the logprob of token 7",
-        ),  # of float32: -inf
+        ),  # -inf in float32
     ],
 )
 async def test_what_is_not_the_logprobs_of_these_tokens_is_an_error(meta: Any, message: str) -> None:
