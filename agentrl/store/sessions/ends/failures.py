@@ -9,7 +9,6 @@ its group, whatever the samples did.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, Row, func, select, update
@@ -78,14 +77,16 @@ def _of_run(run_id: str) -> OfKind:
     return sessions.c.run_id == run_id, sessions.c.parent_session_id.is_(None)
 
 
-def _newest(conn: Connection, run_id: str, of_kind: OfKind, count: int) -> Sequence[Row[Any]]:
+def _newest(conn: Connection, run_id: str, of_kind: OfKind, count: int) -> list[Row[Any]]:
     """The newest ended sessions of a kind, newest first."""
-    return conn.execute(
-        select(sessions.c.id, sessions.c.status, sessions.c.error, sessions.c.ended_at)
-        .where(*of_kind, sessions.c.status.in_(ENDED), sessions.c.id > _reopened(conn, run_id))
-        .order_by(sessions.c.id.desc())
-        .limit(count)
-    ).all()
+    return list(
+        conn.execute(
+            select(sessions.c.id, sessions.c.status, sessions.c.error, sessions.c.ended_at)
+            .where(*of_kind, sessions.c.status.in_(ENDED), sessions.c.id > _reopened(conn, run_id))
+            .order_by(sessions.c.id.desc())
+            .limit(count)
+        )
+    )
 
 
 def _last_failure(conn: Connection, run_id: str, group_id: str, of_kind: OfKind, most: int) -> Row[Any] | None:
