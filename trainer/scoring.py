@@ -95,7 +95,7 @@ def make_share(
     known: list[Float32] | None = None
     if advantage is not None:
         known = _dealt(user, by_rank, batch, world)
-    elif not _scored_first(algorithm):
+    elif not scored_first(algorithm):
         turns = turn_advantages(batch, algorithm)
         known = [token_advantages(t, turns[i]) for i, t in zip(mine, trajectories, strict=True)]
     if algorithm.distill_coef and lessons is None:
@@ -117,7 +117,7 @@ def planned_ranks(
     computes them. Before advantages that need logprobs or values, every group counts as one that teaches.
     """
     teaching = {one.group_id for one in batch}
-    if teaches is None and not (algorithm.trains_every_token or _scored_first(algorithm)):
+    if teaches is None and not (algorithm.trains_every_token or scored_first(algorithm)):
         turns = turn_advantages(batch, algorithm)
         teaches = [bool(a[one.turn_tokens > 0].any()) for one, a in zip(batch, turns, strict=True)]
     if teaches is not None and not algorithm.trains_every_token:
@@ -125,7 +125,7 @@ def planned_ranks(
     return ranks_of(batch, _cut(batch), teaching, ranks=ranks, minibatches=minibatches, budget=budget)
 
 
-def _scored_first(algorithm: Algorithm) -> bool:
+def scored_first(algorithm: Algorithm) -> bool:
     """Whether advantages need logprobs or values of the models."""
     return algorithm.needs_critic or (algorithm.needs_reference and algorithm.kl == "reward")
 
