@@ -7,7 +7,7 @@ from sqlalchemy import Connection, select
 from agentrl.domain.schemas import Json, Role
 from agentrl.errors import no_session
 from agentrl.store import family
-from agentrl.store.calls import call_traces, deliveries
+from agentrl.store.calls import call_traces
 from agentrl.store.sessions import session_lookup
 from agentrl.store.sessions.ends import roles
 from agentrl.store.tables import sessions
@@ -55,7 +55,7 @@ def with_trace(conn: Connection, session_id: str) -> Json:
     """
     found = {**of_session(conn, session_id), "calls": call_traces.trace(conn, session_id)}
     is_built = conn.execute(select(sessions.c.built).where(sessions.c.id == session_id)).scalar_one()
-    side = set() if is_built else roles.become_side(conn, session_id) | deliveries.undelivered(conn, session_id)
+    side = set() if is_built else roles.side_at_end(conn, session_id)
     for call in found["calls"]:
         if call["id"] in side:
             call["role"] = Role.SIDE

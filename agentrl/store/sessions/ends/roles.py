@@ -15,7 +15,7 @@ from sqlalchemy import Connection, select, update
 
 from agentrl.domain.schemas import STARTS, Json, Role
 from agentrl.rendering.divergence import PlainMessages, fingerprint, mark, plain
-from agentrl.store.calls import conversations
+from agentrl.store.calls import conversations, deliveries
 from agentrl.store.calls.policy_calls import OF_THE_POLICY
 from agentrl.store.calls.shared_contents import load_contents
 from agentrl.store.tables import interactions
@@ -41,6 +41,13 @@ def reassign(conn: Connection, session_id: str) -> None:
     """Change calls that are not turns of the agent to `side`, in an ended session."""
     if found := become_side(conn, session_id):
         conn.execute(update(interactions).where(interactions.c.id.in_(found)).values(role=Role.SIDE))
+
+
+def side_at_end(conn: Connection, session_id: str) -> set[str]:
+    """The ids of the calls that become side calls if the session ends now: those of `become_side`, and those whose
+    answer no client received.
+    """
+    return become_side(conn, session_id) | deliveries.undelivered(conn, session_id)
 
 
 def become_side(conn: Connection, session_id: str) -> set[str]:
