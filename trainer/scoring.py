@@ -91,7 +91,7 @@ def make_share(
         trained = [i for i, one in enumerate(batch) if one.computed_tokens]
         by_rank = [[i for i in trained if ranks[i] == rank] for rank in range(world.data_size)]
         mine = by_rank[world.data_rank]
-        trajectories = list(read(mine))
+        trajectories = world.together(lambda: list(read(mine)))
     known: list[Float32] | None = None
     if advantage is not None:
         known = _dealt(user, by_rank, batch, world)
