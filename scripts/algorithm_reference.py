@@ -114,10 +114,11 @@ the group's samples; rewards may still change it until the group is leased. Noth
 are `rejected` with the reason `baseline`, it is no sample of the group (`min_group_size`, `rollout.accept`, a
 curriculum's success rates), and `reward/greedy` is its only metric. A group whose greedy episode failed, was rejected
 or has no reward is rejected with the reason `its greedy episode failed or has no reward`, and another starts in its
-place. A ready group that began before the run had this baseline is rejected as well. Groups work with
-`group_size: 1` and `min_group_size: 1`. Programs that bring their own tasks (`POST /sessions`, AReaL's routes) are
-refused with `needs_greedy_episode`, since their groups have no such episode; those that start groups with `POST
-/groups` play the session with `is_baseline: true` as any other.
+place; `rollout.max_failures_in_a_row` greedy episodes that fail one after another stop the run. A ready group that
+began before the run had this baseline is rejected as well. Groups work with `group_size: 1` and `min_group_size: 1`.
+Programs that bring their own tasks (`POST /sessions`, AReaL's routes) are refused with `needs_greedy_episode`, since
+their groups have no such episode; those that start groups with `POST /groups` play the session with `is_baseline: true`
+as any other.
 
 **The best of k.** `baseline: max_at_k` raises the expected maximum of `best_of` k episodes instead of the mean: an
 episode's advantage is k times the mean of what it adds to the maximum of k − 1 others of its group. For rewards of 0
@@ -204,7 +205,8 @@ average and that of k3 is biased; `k1+` and `k3+` have their values and the grad
 With `kl: loss`, β·KL is added to the token's loss. With `kl: reward`, β·KL is subtracted from returns before advantages
 are computed, with π before the step. A token's return is reduced by the β·KL of the token itself and of all later
 tokens of its trajectory. With `credit: trajectory`, and in baselines and scales, an episode's return is reduced by the
-β·KL of all its tokens. `kl_reference` is the mean estimate over loss tokens.
+β·KL of all its tokens. The return of a greedy episode (`baseline: greedy`) is not reduced, as in verl: its tokens are
+never computed. `kl_reference` is the mean estimate over loss tokens.
 
 With `kl_target`, a controller changes `kl_coef` after each step so that `kl_reference` stays at the target, and starts
 at the configured value: β ← β (1 + `kl_gain` · clip(`kl_reference`/target − 1, ±0.2)), as in arXiv 1909.08593, section

@@ -22,6 +22,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from agentrl.domain.schemas import Float32
+from agentrl.errors import AgentRLError
 from agentrl.trainer.parallel.mesh import Mesh, make_mesh
 
 T = TypeVar("T")
@@ -147,6 +148,20 @@ class World:
             while not all(self.everyones(bool(wait([made], HEARTBEAT_S).done))):
                 pass
             return self.everyones(made.result())
+
+    def together(self, work: Callable[[], T]) -> T:
+        """This rank's result of its own `work`, which is not collective. An AgentRLError of one rank is raised on all,
+        so that none waits for it in the next collective call. Collective.
+        """
+        made, error = list[T](), None
+        try:
+            made.append(work())
+        except AgentRLError as raised:
+            error = raised
+        first = next((one for one in self.everyones(error) if one is not None), None)
+        if first is not None:
+            raise first from error
+        return made[0]
 
     def everyones(self, value: T) -> list[T]:
         """Every rank's object, by rank, on every rank. Collective."""

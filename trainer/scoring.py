@@ -10,8 +10,9 @@ need of all trajectories is in the outlines, or is a sum over ranks. T, S: as in
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import torch
@@ -90,11 +91,11 @@ def make_share(
         trained = [i for i, one in enumerate(batch) if one.computed_tokens]
         by_rank = [[i for i in trained if ranks[i] == rank] for rank in range(world.data_size)]
         mine = by_rank[world.data_rank]
-        trajectories = list(read(mine))
+        trajectories = world.together(lambda: list(read(mine)))
     known: list[Float32] | None = None
     if advantage is not None:
         known = _dealt(user, by_rank, batch, world)
-    elif not _scored_first(algorithm):
+    elif not scored_first(algorithm):
         turns = turn_advantages(batch, algorithm)
         known = [token_advantages(t, turns[i]) for i, t in zip(mine, trajectories, strict=True)]
     if algorithm.distill_coef and lessons is None:
@@ -116,7 +117,7 @@ def planned_ranks(
     computes them. Before advantages that need logprobs or values, every group counts as one that teaches.
     """
     teaching = {one.group_id for one in batch}
-    if teaches is None and not (algorithm.trains_every_token or _scored_first(algorithm)):
+    if teaches is None and not (algorithm.trains_every_token or scored_first(algorithm)):
         turns = turn_advantages(batch, algorithm)
         teaches = [bool(a[one.turn_tokens > 0].any()) for one, a in zip(batch, turns, strict=True)]
     if teaches is not None and not algorithm.trains_every_token:
@@ -124,7 +125,7 @@ def planned_ranks(
     return ranks_of(batch, _cut(batch), teaching, ranks=ranks, minibatches=minibatches, budget=budget)
 
 
-def _scored_first(algorithm: Algorithm) -> bool:
+def scored_first(algorithm: Algorithm) -> bool:
     """Whether advantages need logprobs or values of the models."""
     return algorithm.needs_critic or (algorithm.needs_reference and algorithm.kl == "reward")
 
@@ -149,7 +150,7 @@ def _scored(
     scorer = Scorer(trajectories, budget, world, times)
     reference = logprobs = values = targets = costs = teacher = None
     with times.reading("read"):
-        taught = lessons.of(trajectories) if lessons is not None else []
+        taught = [] if lessons is None else world.together(partial(lessons.of, trajectories))
     if algorithm.needs_reference:
         assert models.reference is not None
         with models.reference.in_place():
@@ -206,13 +207,19 @@ def _of_teachers(
             if name in models.teachers
             else lessons.asked(name, [*mine.values()])
         )
+        by_id = {trajectories[i].trajectory_id: own for i, own in zip(mine, scores, strict=True)}
+        world.together(partial(check_finite, name, by_id))
         for i, own in zip(mine, scores, strict=True):
-            if np.isnan(own).any():
-                raise NonFiniteError(
-                    f"trainer.teacher: {name} scored trajectory {trajectories[i].trajectory_id} with NaN"
-                )
             found[i] = np.where(trajectories[i].loss_mask, moved(own, trajectories[i]), np.float32(0))
     return found
+
+
+def check_finite(teacher: str, scores: Mapping[str, Float32]) -> None:
+    """Raise NonFiniteError for a trajectory with a logprob of its teacher that is NaN or infinite."""
+    for trajectory_id, own in scores.items():
+        odd = own[~np.isfinite(own)]
+        if len(odd):
+            raise NonFiniteError(f"trainer.teacher: {teacher} scored trajectory {trajectory_id} with {odd[0]:g}")
 
 
 def _scores_of(

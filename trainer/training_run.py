@@ -56,7 +56,7 @@ from agentrl.trainer.run.step_report import line, log_samples, sinks_of, step_me
 from agentrl.trainer.run.trainer_start import started
 from agentrl.trainer.run.trainer_state import Trainer, say
 from agentrl.trainer.run_lineage import Lineage
-from agentrl.trainer.scoring import make_share
+from agentrl.trainer.scoring import make_share, scored_first
 from agentrl.trainer.stop import Stop
 from agentrl.trainer.teachers.teaching import Teaching
 from agentrl.trainer.update import update_policy
@@ -140,8 +140,8 @@ class TrainingRun:
             raise UserError("update: give the batch of the last prepare_batch, once")
         t, start, (_, waited_s) = self._t, time.time(), self._leased
         config = t.config.trainer
-        if advantage is not None and config.algorithm.needs_critic:
-            raise UserError("update: advantage cannot be used with estimator gae")
+        if advantage is not None and scored_first(config.algorithm):
+            raise UserError("update: advantage cannot be used with estimator gae or kl: reward")
         functions = Functions(loss=loss or t.functions.loss, advantage=advantage or t.functions.advantage)
         times = StepTimes(t.world.device, waited_s)
         with profiled(t, batch.step):

@@ -105,8 +105,8 @@ class RolloutConfig(Section):
     process_memory_mb: Positive = 4096
     """A process that runs agents and holds more memory than this after an episode is replaced."""
     max_failures_in_a_row: Positive | None = 256
-    """Fail the run after this many consecutive failed sessions, evaluation included, with the last error; `agentrl run
-    reopen` or `agentrl train` resumes it. null: never.
+    """Fail the run after this many consecutive failed sessions, evaluation included, or failed greedy episodes, with
+    the last error; `agentrl run reopen` or `agentrl train` resumes it. null: never.
     """
     accept: str | None = None
     """`module:function` called with the task and the rewards of a group's episodes, which returns whether the group

@@ -243,13 +243,16 @@ class TrajectoryTokens:
         return np.isin(self.turn_ids, list(self.kv_mixed_turns))
 
     def digest(self) -> bytes:
-        """16 bytes over its names, its return and every array. Equal digests mean equal trajectories."""
+        """16 bytes over every field. Equal digests mean equal trajectories."""
         digest = hashlib.blake2b(digest_size=16)
         self.feed(digest)
+        returns = [(name, float(value)) for name, value in sorted(self.named_returns.items())]
+        rest = (self.session_id, self.calls, self.prompts, sorted(self.kv_mixed_turns), self.truncated)
+        digest.update(repr((*rest, returns, self.greedy_return)).encode())
         return digest.digest()
 
     def feed(self, digest: hashlib.blake2b) -> None:
-        """Add all that a digest is over."""
+        """Add all that a digest of earlier releases is over: names, the return and every array."""
         digest.update(f"{self.trajectory_id} {self.episode_id} {self.group_id} {self.episode_return!r}".encode())
         arrays: list[npt.NDArray[Any]] = [self.input_ids, self.loss_mask, self.logprobs, self.versions, self.turn_ids]
         arrays += [self.temperatures, self.turn_returns]
@@ -317,7 +320,7 @@ class Batch:
         return joined_digest([t.digest() for t in self.trajectories])
 
     def serial_digest(self) -> str:
-        """32 hex digits over the same bytes, in one hash: the digest of steps of earlier releases."""
+        """32 hex digits over what `feed` adds, in one hash: the digest of steps of earlier releases."""
         digest = hashlib.blake2b(digest_size=16)
         for t in self.trajectories:
             t.feed(digest)

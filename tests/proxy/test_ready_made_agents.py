@@ -47,6 +47,21 @@ def which(turn, messages):
 
 def broken(completion):
     raise ValueError("out of order")
+
+class Titled:  # asks for a title first, without the tools that its turns have
+
+    async def run(self, data, base_url, api_key, http_client, **extra):
+        asked = {"role": "user", "content": data["prompt"]}
+        tools = [{"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}]
+        turns = (
+            {"messages": [{"role": "system", "content": "Write a title."}, asked]},
+            {"messages": [{"role": "system", "content": "Reverse it."}, asked], "tools": tools},
+        )
+        for body in turns:
+            headers = {"Authorization": f"Bearer {api_key}"}
+            body |= {"model": "default", "max_tokens": 16}
+            answer = await http_client.post(f"{base_url}/chat/completions", json=body, headers=headers)
+            answer.raise_for_status()
 """
 
 
@@ -154,6 +169,27 @@ async def test_calls_can_be_judged_without_the_session(proxy: Any, client: Async
     reward = {"function": "answered:stepwise", "per": "call"}
     outcome = await episode(client, {"prompt": "abcd", "answer": "dcba"}, reward=reward)
     assert (outcome.error, outcome.reward) == (None, 3.0)
+
+
+async def test_a_call_that_becomes_a_side_call_at_the_end_is_not_judged(proxy: Any, client: AsyncClient) -> None:
+    """A title that is asked for first is a main call until the session has ended."""
+    proxy.engine.enqueue(Reply(proxy.says("dcaa")), Reply(proxy.says("dcba")))
+    components = {
+        "step": {"function": "answered:stepwise", "per": "call"},
+        "turn": {"function": "answered:which", "per": "call", "weight": 0},
+    }
+    outcome = await episode(
+        client,
+        {"prompt": "abcd", "answer": "dcba"},
+        reward={"components": components},
+        agent="answered:Titled",
+    )
+    assert outcome.error is None
+    title, turn = proxy.calls({"session_id": outcome.session_id})
+    assert (title["role"], turn["role"]) == ("side", "main")
+    session = proxy.get(f"/sessions/{outcome.session_id}")
+    assert [(one["interaction_id"], one["value"]) for one in session["rewards"]] == [(turn["id"], 4.0)]
+    assert session["stats"] == {"reward/turn": 1.0}
 
 
 async def test_a_call_that_cannot_be_judged_fails_the_session(proxy: Any, client: AsyncClient) -> None:

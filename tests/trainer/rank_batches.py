@@ -2,6 +2,7 @@
 
 all     trains all steps; each rank writes the trajectories that it has read
 dies    rank 1 ends while it reads the second step's tokens; the others notice
+fails   rank 1 gets an error when it reads tokens; each rank writes how it ends
 ours    trains all steps with the functions of batch_functions.py
 """
 
@@ -17,6 +18,7 @@ from batch_functions import trained
 from proxy_stub import ADMIN_KEY
 
 from agentrl.configs.run_config import RunConfig
+from agentrl.errors import StoreError
 from agentrl.store import Database
 from agentrl.store.training.paths import path_tokens
 from agentrl.trainer.distributed import World, join_world
@@ -35,6 +37,8 @@ def watch(world: World, what: str) -> list[str]:
     def watched(conn: Any, paths: Any, **kwargs: Any) -> Any:
         if what == "dies" and world.rank == 1 and read:
             os._exit(0)
+        if what == "fails" and world.rank == 1:
+            raise StoreError("the disk is full")
         read.extend(paths)
         return real(conn, paths, **kwargs)
 
@@ -56,6 +60,9 @@ def main(folder: Path, config: RunConfig, url: str, what: str) -> None:
                 (folder / f"losses-{world.rank}.json").write_text(json.dumps(losses))
             else:
                 train(config, Path(config.model), world, lineage, publisher, stop)
+        except StoreError as error:
+            (folder / f"failed-{world.rank}").write_text(str(error))
+            return
         except RuntimeError as error:
             (folder / f"noticed-{world.rank}").write_text(str(error))
             os._exit(0)

@@ -18,6 +18,7 @@ from proxy_stub import ADMIN_KEY
 from safetensors.torch import load_file
 
 import agentrl
+from agentrl.configs.algorithm import Algorithm
 from agentrl.domain.schemas import TrajectoryTokens
 from agentrl.errors import StoreError, UserError
 from agentrl.store.audit.run_audit import scan
@@ -214,6 +215,16 @@ def test_a_loss_and_advantages_of_one_step(s: Setup) -> None:
         assert batch is not None
         assert "clip_fraction" in run.update(batch)
         run.publish()
+
+
+def test_advantages_of_one_step_are_refused_where_the_divergence_is_a_part_of_the_returns(s: Setup) -> None:
+    """It would be left out of them without a word."""
+    with opening(s, algorithm=Algorithm(kl="reward", kl_coef=0.1)) as run:
+        batch = run.prepare_batch()
+        assert batch is not None
+        with pytest.raises(UserError, match="update: advantage cannot be used with estimator gae or kl: reward"):
+            run.update(batch, advantage=lambda trajectories, _: [t.turn_returns for t in trajectories])
+        assert "kl_reference" in run.update(batch)
 
 
 @pytest.mark.parametrize(

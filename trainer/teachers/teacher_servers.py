@@ -64,7 +64,8 @@ class TeacherServers:
         self._world.from_leader(lambda: self._lineage.keep_teacher_logprobs(teacher, new))
         if problem is not None:
             raise UserError(problem)
-        return [spread(teacher, (known | new)[one.trajectory_id], one) for one in read]
+        scored = known | new
+        return self._world.together(lambda: [spread(teacher, scored[one.trajectory_id], one) for one in read])
 
     def _asked(
         self, teacher: str, read: Sequence[TrajectoryTokens], missing: Sequence[TrajectoryTokens]

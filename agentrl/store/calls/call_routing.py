@@ -12,6 +12,7 @@ from sqlalchemy import Connection, select
 from agentrl.domain.experts.routed_experts import CallRouting, RoutedExperts, RouteOrigin, mark_recomputed
 from agentrl.domain.schemas import Int32, Json
 from agentrl.store.db import bulk, experts_codec
+from agentrl.store.db.id_lists import parts
 from agentrl.store.tables import routed_experts, trajectory_interactions
 
 INSERT = bulk.insert(routed_experts)
@@ -35,15 +36,18 @@ def of_trajectories(conn: Connection, lengths: Mapping[str, int]) -> dict[str, R
     """Trajectory → the experts at its positions, for trajectories given with their lengths; those whose calls recorded
     none are left out. Raises ValueError as `of_path` does.
     """
-    found = conn.execute(
-        select(trajectory_interactions.c.trajectory_id, routed_experts)
-        .join(routed_experts, routed_experts.c.interaction_id == trajectory_interactions.c.interaction_id)
-        .where(trajectory_interactions.c.trajectory_id.in_(list(lengths)))
-        .order_by(trajectory_interactions.c.trajectory_id, trajectory_interactions.c.position)
+    t = trajectory_interactions.c
+    recorded = (
+        select(t.trajectory_id, routed_experts)
+        .join(routed_experts, routed_experts.c.interaction_id == t.interaction_id)
+        .order_by(t.trajectory_id, t.position)
     )
     return {
         name: of_path([_call(row) for row in rows], lengths[name])
-        for name, rows in groupby(found, key=lambda row: str(row.trajectory_id))
+        for ids in parts(lengths)
+        for name, rows in groupby(
+            conn.execute(recorded.where(t.trajectory_id.in_(ids))), key=lambda row: str(row.trajectory_id)
+        )
     }
 
 

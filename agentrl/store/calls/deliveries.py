@@ -172,25 +172,27 @@ def is_awaited(conn: Connection, call_ids: list[str]) -> bool:
 
 
 def demote_undelivered(conn: Connection, session_id: str) -> None:
-    """Turn calls whose answer no client received and no call extends into side calls.
+    """Turn the `undelivered` calls into side calls."""
+    conn.execute(update(interactions).where(*_undelivered(session_id)).values(role=Role.SIDE))
 
-    They are not turns of the agent.
-    """
+
+def undelivered(conn: Connection, session_id: str) -> set[str]:
+    """The calls of the policy whose answer no client received and no call extends: they are not turns of the agent."""
+    return set(conn.execute(select(interactions.c.id).where(*_undelivered(session_id))).scalars())
+
+
+def _undelivered(session_id: str) -> tuple[ColumnElement[bool], ...]:
     after = interactions.alias()
-    conn.execute(
-        update(interactions)
-        .where(
-            interactions.c.session_id == session_id,
-            interactions.c.status == InteractionStatus.COMPLETE,
-            interactions.c.delivery == Delivery.FREE,
-            interactions.c.role.in_((Role.MAIN, Role.SUBAGENT)),
-            ~exists(
-                select(after.c.id).where(
-                    after.c.parent_id == interactions.c.id, after.c.status == InteractionStatus.COMPLETE
-                )
-            ),
-        )
-        .values(role=Role.SIDE)
+    return (
+        interactions.c.session_id == session_id,
+        interactions.c.status == InteractionStatus.COMPLETE,
+        interactions.c.delivery == Delivery.FREE,
+        interactions.c.role.in_((Role.MAIN, Role.SUBAGENT)),
+        ~exists(
+            select(after.c.id).where(
+                after.c.parent_id == interactions.c.id, after.c.status == InteractionStatus.COMPLETE
+            )
+        ),
     )
 
 

@@ -13,7 +13,7 @@ from agentrl.domain.schemas import Role, SessionStatus, TrajectoryTokens
 from agentrl.errors import RequestError
 from agentrl.store.calls.policy_calls import OF_THE_POLICY, STORE
 from agentrl.store.sessions import group_starts
-from agentrl.store.sessions.ends import session_rewards
+from agentrl.store.sessions.ends import roles, session_rewards
 from agentrl.store.sessions.group_starts import NewGroup
 from agentrl.store.sessions.session_limits import Limits
 from agentrl.store.tables import groups, interaction_data, interactions, rewards
@@ -95,7 +95,8 @@ def reward(
     interaction_id: str | None,
     idempotency_key: str | None,
 ) -> Rewarded:
-    """Append a reward to a call; by default to the last delivered call, side calls only if there is no other.
+    """Append a reward to a call; by default to the last delivered call, side calls (`roles.side_at_end`) only if there
+    is no other.
 
     A later reward of a call replaces the earlier one. Raises RequestError: 400 before the first delivered
     call, else as `session_rewards.reward` does.
@@ -104,7 +105,8 @@ def reward(
     if interaction_id is None:
         if not known:
             raise RequestError(400, "the session has no interaction that could be rewarded", code="no_interactions")
-        interaction_id = next((call.id for call in reversed(known) if call.role != Role.SIDE), known[-1].id)
+        side = roles.side_at_end(conn, session_id) | {call.id for call in known if call.role == Role.SIDE}
+        interaction_id = next((call.id for call in reversed(known) if call.id not in side), known[-1].id)
     first = not is_rewarded(conn, session_id)
     answer = session_rewards.reward(
         conn, session_id, limits, value=value, interaction_id=interaction_id, idempotency_key=idempotency_key

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from sqlalchemy import Connection
+from sqlalchemy import Connection, select
 
-from agentrl.domain.schemas import Json
+from agentrl.domain.schemas import Json, Role
 from agentrl.errors import no_session
 from agentrl.store import family
 from agentrl.store.calls import call_traces
 from agentrl.store.sessions import session_lookup
+from agentrl.store.sessions.ends import roles
+from agentrl.store.tables import sessions
 from agentrl.store.training import rewards
 
 
@@ -48,5 +50,13 @@ def with_calls(conn: Connection, session_id: str) -> Json:
 
 
 def with_trace(conn: Connection, session_id: str) -> Json:
-    """`of_session`, with every call's messages, token ids, logprobs and version spans. Raises RequestError 404."""
-    return {**of_session(conn, session_id), "calls": call_traces.trace(conn, session_id)}
+    """`of_session`, with every call's messages, token ids, logprobs and version spans. Roles are those that the calls
+    have if the session ends now. Raises RequestError 404.
+    """
+    found = {**of_session(conn, session_id), "calls": call_traces.trace(conn, session_id)}
+    is_built = conn.execute(select(sessions.c.built).where(sessions.c.id == session_id)).scalar_one()
+    side = set() if is_built else roles.side_at_end(conn, session_id)
+    for call in found["calls"]:
+        if call["id"] in side:
+            call["role"] = Role.SIDE
+    return found

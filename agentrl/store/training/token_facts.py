@@ -10,6 +10,7 @@ from sqlalchemy import Connection, Row, delete, insert, select
 
 from agentrl.domain.schemas import FACTS, MASKED_FACTS, TokenFacts
 from agentrl.store.db import codec
+from agentrl.store.db.id_lists import parts
 from agentrl.store.tables import token_facts
 from agentrl.store.training.trainer_epochs import check_epoch
 
@@ -38,10 +39,15 @@ def of_trajectories(conn: Connection, keys: Mapping[str, str]) -> dict[str, Toke
     """Trajectory → its facts, for trajectories given with the steps that trained them; those without facts are left
     out.
     """
-    rows = conn.execute(
-        select(token_facts).where(token_facts.c.trajectory_id.in_(keys), token_facts.c.step_id.in_(set(keys.values())))
-    )
-    return {row.trajectory_id: _unpacked(row) for row in rows if keys[row.trajectory_id] == row.step_id}
+    c = token_facts.c
+    return {
+        row.trajectory_id: _unpacked(row)
+        for ids in parts(keys)
+        for row in conn.execute(
+            select(token_facts).where(c.trajectory_id.in_(ids), c.step_id.in_({keys[name] for name in ids}))
+        )
+        if keys[row.trajectory_id] == row.step_id
+    }
 
 
 def _unpacked(row: Row[Any]) -> TokenFacts:

@@ -80,3 +80,9 @@ def test_a_rank_that_dies_while_it_reads_stops_the_others_and_the_run_goes_on(
     run_ranks("rank_batches.py", 2, tmp_path, setup.proxy.url, "all")
     for ours, expected in zip(measured(setup), alone, strict=True):
         assert ours == pytest.approx(expected, rel=1e-5, abs=1e-7)
+
+
+def test_an_error_of_one_rank_that_reads_is_the_error_of_all(tmp_path: Path, setup: Setup) -> None:
+    (tmp_path / "config.json").write_text(setup.config.model_dump_json())
+    run_ranks("rank_batches.py", 2, tmp_path, setup.proxy.url, "fails")
+    assert [(tmp_path / f"failed-{rank}").read_text() for rank in (0, 1)] == ["the disk is full"] * 2

@@ -11,16 +11,17 @@ from loop_setup import Setup
 
 from agentrl.domain.batches.outline import Outline
 from agentrl.store.training import steps
-from agentrl.store.training.paths import next_batch, path_tokens
+from agentrl.store.training.paths import path_outlines, path_tokens
 from agentrl.trainer.batches.batch_reader import BatchReader
 from agentrl.trainer.batches.read_ahead import ReadAhead
 from agentrl.trainer.batches.token_cache import TokenCache
+from agentrl.trainer.run.next_share import ReadyGroups
 
 MIB = 1 << 20
 
 
 def outlines(s: Setup) -> list[Outline]:
-    return s.database.query(next_batch.read, s.run_id, n_groups=2, version=0, max_staleness=5)
+    return ReadyGroups(s.database, s.run_id, 5).oldest(2, 0)
 
 
 def ahead(s: Setup, limit: int, mine: Any = lambda batch: range(len(batch))) -> tuple[BatchReader, ReadAhead]:
@@ -40,6 +41,26 @@ def test_the_next_step_finds_its_tokens(setup: Setup) -> None:
     reads.fill()
     for from_store, from_cache in zip(again, reader.read(batch), strict=True):
         assert from_store.digest() == from_cache.digest()
+
+
+def test_the_outlines_of_a_ready_group_are_read_once_for_a_version(
+    setup: Setup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The guess is made again every two seconds, and a batch may have many calls."""
+    known, real, read = ReadyGroups(setup.database, setup.run_id, 5), path_outlines.read, list[str]()
+
+    def watched(conn: Any, ids: Sequence[str], **kwargs: Any) -> list[Outline]:
+        read.extend(ids)
+        return real(conn, ids, **kwargs)
+
+    monkeypatch.setattr(path_outlines, "read", watched)
+    first = known.oldest(1, 0)
+    both = known.oldest(2, 0)
+    assert known.oldest(2, 0) == both
+    assert both[: len(first)] == first
+    assert read == [one.trajectory_id for one in both]
+    known.oldest(2, 1)
+    assert read == 2 * [one.trajectory_id for one in both]
 
 
 def test_tokens_that_the_cache_drops_during_a_read_are_in_it(setup: Setup) -> None:

@@ -226,5 +226,5 @@ def test_a_teacher_that_scores_nan_is_an_error(tiny_model: Path, teachers: tuple
     models = make_models(tiny_model, config, world)
     assert not models.teachers
     lessons = Lessons("http://t", ask=lambda _, read: [np.full(one.length, np.nan, np.float32) for one in read])
-    with pytest.raises(NonFiniteError, match="http://t scored trajectory g0-t0 with NaN"):
+    with pytest.raises(NonFiniteError, match="http://t scored trajectory g0-t0 with nan"):
         make_samples(trajectories(), config.algorithm, models, 4096, world, lessons=lessons)

@@ -1,4 +1,4 @@
-"""Teachers on several ranks: each trajectory is asked for once, and the step is that of one rank."""
+"""Teachers on several ranks: each trajectory is asked for once, the step is that of one rank, and an error is all's."""
 
 from __future__ import annotations
 
@@ -38,3 +38,15 @@ def test_the_step_of_two_ranks_is_that_of_one(tmp_path: Path, tiny_model: Path, 
         assert theirs.keys() == gradients.keys()
         for name, gradient in gradients.items():
             torch.testing.assert_close(theirs[name], gradient, rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("what", "expected"),
+    [
+        ("-inf", "NonFiniteError: trainer.teacher: http://t scored trajectory g1-t1 with -inf"),
+        ("prompt", "UserError: no prompt for g1-t1"),
+    ],
+)
+def test_what_fails_on_one_rank_is_the_error_of_all(tmp_path: Path, tiny_model: Path, what: str, expected: str) -> None:
+    run_ranks("teachers/rank_lesson_errors.py", 2, tiny_model, tmp_path, what)
+    assert [(tmp_path / f"rank-{rank}.txt").read_text() for rank in (0, 1)] == [expected] * 2

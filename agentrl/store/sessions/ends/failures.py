@@ -2,14 +2,16 @@
 
 Root sessions that completed or failed count; abandoned sessions and sub-agents' sessions do not. When a group ends
 without a completed session, the newest sessions of the run are examined: those of all workers and outside programs, of
-training and evaluation.
+training and evaluation. Greedy episodes (`baseline: greedy`) are also examined by themselves: each that fails rejects
+its group, whatever the samples did.
 """
 
 from __future__ import annotations
 
 import time
+from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, func, select, update
+from sqlalchemy import ColumnElement, Connection, Row, func, select, update
 
 from agentrl.domain.schemas import SessionStatus
 from agentrl.store import events
@@ -18,6 +20,8 @@ from agentrl.store.tables import events as events_table
 from agentrl.store.tables import groups, sessions
 from agentrl.store.tables import runs as runs_table
 
+OfKind = tuple[ColumnElement[bool], ...]
+"""What sessions that are examined together have in common."""
 STOPPED = "sessions_fail"
 """Kind of the event that says why the run was stopped."""
 OPEN = (SessionStatus.OPEN, SessionStatus.CLOSING)
@@ -31,63 +35,78 @@ QUOTED = 1000
 
 
 def stop_if_all_fail(conn: Connection, run_id: str, group_id: str, most: int | None) -> None:
-    """After a group has ended, fail the run if its newest `most` sessions all failed and no older one may yet succeed.
+    """After a group has ended, fail the run if its newest `most` sessions, or greedy episodes, all failed and no older
+    one may yet succeed.
 
     Sessions begun before those, and sessions of workers whose newest session has not failed, may yet succeed. With
     `most` None the run continues. The run's error names the last session and its error.
     """
     if most is None:
         return
-    of_run = (sessions.c.run_id == run_id, sessions.c.parent_session_id.is_(None))
-    of_group = select(sessions.c.status).where(sessions.c.group_id == group_id, *of_run).distinct()
-    statuses = set(conn.execute(of_group).scalars())
-    if SessionStatus.FAILED not in statuses or SessionStatus.COMPLETED in statuses:
-        return
-    newest = list(
-        conn.execute(
-            select(sessions.c.id, sessions.c.status, sessions.c.error, sessions.c.ended_at)
-            .where(*of_run, sessions.c.status.in_(ENDED), sessions.c.id > _reopened(conn, run_id))
-            .order_by(sessions.c.id.desc())
-            .limit(most)
+    of_run = _of_run(run_id)
+    kinds: dict[str, OfKind] = {"sessions": of_run, "greedy episodes": (*of_run, sessions.c.is_baseline.is_(True))}
+    for kind, of_kind in kinds.items():
+        last = _last_failure(conn, run_id, group_id, of_kind, most)
+        if last is None:
+            continue
+        why = (
+            f"{most} {kind} in a row failed (rollout.max_failures_in_a_row); the last, {last.id}: "
+            f"{(last.error or 'no error was given')[:QUOTED]}"
         )
-    )
-    if len(newest) < most or any(row.status == SessionStatus.COMPLETED for row in newest):
+        stopped = conn.execute(
+            update(runs_table)
+            .where(runs_table.c.id == run_id, runs_table.c.status == "running")
+            .values(status="failed", error=why, finished_at=time.time())
+            .returning(runs_table.c.id)
+        ).first()
+        if stopped is not None:
+            data = {"failures": most, "session_id": last.id, "error": why}
+            events.record(conn, run_id, STOPPED, data, "proxy", new_id())
         return
-    begun = min(row.ended_at for row in newest)
-    if _may_succeed(conn, of_run, newest[-1].id, begun, MEMORY * most):
-        return
-    last = max(newest, key=lambda row: (row.ended_at, row.id))
-    why = (
-        f"{most} sessions in a row failed (rollout.max_failures_in_a_row); the last, {last.id}: "
-        f"{(last.error or 'no error was given')[:QUOTED]}"
-    )
-    stopped = conn.execute(
-        update(runs_table)
-        .where(runs_table.c.id == run_id, runs_table.c.status == "running")
-        .values(status="failed", error=why, finished_at=time.time())
-        .returning(runs_table.c.id)
-    ).first()
-    if stopped is not None:
-        events.record(conn, run_id, STOPPED, {"failures": most, "session_id": last.id, "error": why}, "proxy", new_id())
 
 
 def newest_error(conn: Connection, run_id: str) -> str | None:
     """The newest session's error if the newest LOOKED_AT ended sessions all failed, else None, for displays."""
-    newest = conn.execute(
-        select(sessions.c.status, sessions.c.error)
-        .where(sessions.c.run_id == run_id, sessions.c.parent_session_id.is_(None), sessions.c.status.in_(ENDED))
-        .where(sessions.c.id > _reopened(conn, run_id))
-        .order_by(sessions.c.id.desc())
-        .limit(LOOKED_AT)
-    ).all()
+    newest = _newest(conn, run_id, _of_run(run_id), LOOKED_AT)
     if len(newest) < LOOKED_AT or any(row.status == SessionStatus.COMPLETED for row in newest):
         return None
     return str(newest[0].error or "no error was given")
 
 
-def _may_succeed(
-    conn: Connection, of_run: tuple[ColumnElement[bool], ...], first: str, begun: float, looked_at: int
-) -> bool:
+def _of_run(run_id: str) -> OfKind:
+    return sessions.c.run_id == run_id, sessions.c.parent_session_id.is_(None)
+
+
+def _newest(conn: Connection, run_id: str, of_kind: OfKind, count: int) -> list[Row[Any]]:
+    """The newest ended sessions of a kind, newest first."""
+    return list(
+        conn.execute(
+            select(sessions.c.id, sessions.c.status, sessions.c.error, sessions.c.ended_at)
+            .where(*of_kind, sessions.c.status.in_(ENDED), sessions.c.id > _reopened(conn, run_id))
+            .order_by(sessions.c.id.desc())
+            .limit(count)
+        )
+    )
+
+
+def _last_failure(conn: Connection, run_id: str, group_id: str, of_kind: OfKind, most: int) -> Row[Any] | None:
+    """The session of a kind that ended last, if the group's and the newest `most` all failed and no older one may yet
+    succeed.
+    """
+    of_group = select(sessions.c.status).where(sessions.c.group_id == group_id, *of_kind).distinct()
+    statuses = set(conn.execute(of_group).scalars())
+    if SessionStatus.FAILED not in statuses or SessionStatus.COMPLETED in statuses:
+        return None
+    newest = _newest(conn, run_id, of_kind, most)
+    if len(newest) < most or any(row.status == SessionStatus.COMPLETED for row in newest):
+        return None
+    begun = min(row.ended_at for row in newest)
+    if _may_succeed(conn, of_kind, newest[-1].id, begun, MEMORY * most):
+        return None
+    return max(newest, key=lambda row: (row.ended_at, row.id))
+
+
+def _may_succeed(conn: Connection, of_kind: OfKind, first: str, begun: float, looked_at: int) -> bool:
     """Whether only some workers may be at fault, and other sessions may yet succeed.
 
     True if a session that began before the failed ones has completed since `begun`, or still runs at a worker. Also
@@ -95,18 +114,18 @@ def _may_succeed(
     """
     earlier = sessions.c.id < first
     during = earlier & (sessions.c.status == SessionStatus.COMPLETED) & (sessions.c.ended_at >= begun)
-    failing = _failing_workers(conn, of_run, looked_at)
+    failing = _failing_workers(conn, of_kind, looked_at)
     played = sessions.c.status.in_(OPEN) & groups.c.owner.is_not(None) & (earlier | groups.c.owner.not_in(failing))
-    found = select(sessions.c.id).join(groups, groups.c.id == sessions.c.group_id).where(*of_run, during | played)
+    found = select(sessions.c.id).join(groups, groups.c.id == sessions.c.group_id).where(*of_kind, during | played)
     return conn.execute(found.limit(1)).first() is not None
 
 
-def _failing_workers(conn: Connection, of_run: tuple[ColumnElement[bool], ...], looked_at: int) -> list[str]:
+def _failing_workers(conn: Connection, of_kind: OfKind, looked_at: int) -> list[str]:
     """Workers whose newest session failed, among the workers of the newest sessions."""
     newest = conn.execute(
         select(groups.c.owner, sessions.c.status)
         .join(groups, groups.c.id == sessions.c.group_id)
-        .where(*of_run, sessions.c.status.in_(ENDED), groups.c.owner.is_not(None))
+        .where(*of_kind, sessions.c.status.in_(ENDED), groups.c.owner.is_not(None))
         .order_by(sessions.c.id.desc())
         .limit(looked_at)
     )

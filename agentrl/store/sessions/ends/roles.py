@@ -15,7 +15,7 @@ from sqlalchemy import Connection, select, update
 
 from agentrl.domain.schemas import STARTS, Json, Role
 from agentrl.rendering.divergence import PlainMessages, fingerprint, mark, plain
-from agentrl.store.calls import conversations
+from agentrl.store.calls import conversations, deliveries
 from agentrl.store.calls.policy_calls import OF_THE_POLICY
 from agentrl.store.calls.shared_contents import load_contents
 from agentrl.store.tables import interactions
@@ -39,6 +39,19 @@ class Turn:
 
 def reassign(conn: Connection, session_id: str) -> None:
     """Change calls that are not turns of the agent to `side`, in an ended session."""
+    if found := become_side(conn, session_id):
+        conn.execute(update(interactions).where(interactions.c.id.in_(found)).values(role=Role.SIDE))
+
+
+def side_at_end(conn: Connection, session_id: str) -> set[str]:
+    """The ids of the calls that become side calls if the session ends now: those of `become_side`, and those whose
+    answer no client received.
+    """
+    return become_side(conn, session_id) | deliveries.undelivered(conn, session_id)
+
+
+def become_side(conn: Connection, session_id: str) -> set[str]:
+    """The ids of the calls that `reassign` changes if the session ends now."""
     columns = interactions.c
     rows = conn.execute(
         select(
@@ -55,7 +68,7 @@ def reassign(conn: Connection, session_id: str) -> None:
     ).all()
     shares = {row.tools_hash is None for row in rows if row.role in (Role.MAIN, Role.SUBAGENT)}
     if len(shares) < 2:  # all with tools or all without: most sessions
-        return
+        return set()
     prompts = load_contents(conn, {row.system_hash for row in rows if row.system_hash is not None})
     agents = {key: " ".join(fingerprint(plain(prompts.get(key, [])))) for key in {row.system_hash for row in rows}}
     parents = {row.parent_id for row in rows}
@@ -72,10 +85,7 @@ def reassign(conn: Connection, session_id: str) -> None:
         for row in rows
     ]
     found = side_calls(turns)
-    if found:
-        found -= _handed_over(conn, session_id, found)
-    if found:
-        conn.execute(update(interactions).where(columns.id.in_(found)).values(role=Role.SIDE))
+    return found - _handed_over(conn, session_id, found) if found else found
 
 
 def side_calls(turns: Sequence[Turn]) -> set[str]:

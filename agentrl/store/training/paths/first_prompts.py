@@ -11,6 +11,7 @@ from sqlalchemy import Connection, case, select
 from agentrl.domain.schemas import Json
 from agentrl.store.calls.shared_contents import load_contents
 from agentrl.store.db import codec
+from agentrl.store.db.id_lists import parts
 from agentrl.store.tables import groups, interaction_data, interactions, tasks, trajectories, trajectory_interactions
 
 
@@ -27,7 +28,7 @@ class FirstPrompt:
 def read(conn: Connection, trajectory_ids: Sequence[str]) -> dict[str, FirstPrompt]:
     """Trajectory → the prompt of its first call."""
     c, t = interactions.c, trajectory_interactions.c
-    rows = conn.execute(
+    first = (
         select(
             t.trajectory_id,
             c.id,
@@ -41,8 +42,9 @@ def read(conn: Connection, trajectory_ids: Sequence[str]) -> dict[str, FirstProm
         .join(trajectories, trajectories.c.id == t.trajectory_id)
         .join(groups, groups.c.id == trajectories.c.group_id)
         .outerjoin(tasks, tasks.c.id == groups.c.task_id)
-        .where(t.trajectory_id.in_(trajectory_ids), t.position == 0)
-    ).all()
+        .where(t.position == 0)
+    )
+    rows = [row for ids in parts(trajectory_ids) for row in conn.execute(first.where(t.trajectory_id.in_(ids)))]
     shared = load_contents(conn, {key for row in rows for key in (row.system_hash, row.tools_hash) if key is not None})
     return {
         row.trajectory_id: FirstPrompt(

@@ -40,6 +40,7 @@ def outlines(draw: st.DrawFn) -> Outline:
         named_returns=draw(st.dictionaries(st.text(max_size=8), st.floats(-1e6, 1e6), max_size=3)),
         wasted_tokens=draw(st.integers(0, 1 << 40)),
         truncated=draw(st.booleans()),
+        greedy_return=draw(st.none() | number),
     )
 
 

@@ -35,6 +35,10 @@ def answering(meta: Any) -> Callable[[web.Request], Any]:
         ({"input_token_logprobs": [[None, 6], [True, 7], ["x", 8]]}, "as the logprob of token"),
         ({"input_token_logprobs": [[None, 6], -1.0, -2.0]}, "-1.0 as the logprob of token 7"),
         ({"input_token_logprobs": [[None, 6], [1e999, 7], [-2.0, 8]]}, "as the logprob of token 7|invalid JSON"),
+        (
+            {"input_token_logprobs": [[None, 6], [-1e308, 7], [-2.0, 8]]},
+            "as the logprob of token 7",
+        ),  # -inf in float32
     ],
 )
 async def test_what_is_not_the_logprobs_of_these_tokens_is_an_error(meta: Any, message: str) -> None:

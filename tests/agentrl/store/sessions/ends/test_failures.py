@@ -167,6 +167,28 @@ def test_a_resumed_run_restarts_the_failure_count(db, run_id, limits, fail):
             runs.resume(conn, run_id)
 
 
+def test_greedy_episodes_that_all_fail_stop_the_run_whatever_the_samples_did(db, run_id, limits):
+    """Each of them rejects its group: the run would play groups without end, and train none."""
+    limits = replace(limits, greedy_baseline=True, max_failures_in_a_row=2, max_staleness=100)
+
+    def play(greedy: SessionStatus) -> str:
+        with db.write() as conn:
+            new = group_starts.start_group(conn, run_id, limits, [codec.new_id() for _ in range(limits.most_sessions)])
+            for session_id in new.session_ids:
+                ended = greedy if session_id == new.session_ids[-1] else SessionStatus.COMPLETED
+                sealing.end(conn, session_id, ended, "too hot" if ended == SessionStatus.FAILED else None, limits)
+        return new.session_ids[-1]
+
+    for _ in range(2):
+        for ended in (SessionStatus.FAILED, SessionStatus.ABANDONED, SessionStatus.COMPLETED):
+            play(ended)
+    play(SessionStatus.FAILED)
+    assert status(db, run_id) == ("running", None)
+    last = play(SessionStatus.FAILED)
+    why = f"2 greedy episodes in a row failed (rollout.max_failures_in_a_row); the last, {last}: too hot"
+    assert status(db, run_id) == ("failed", why)
+
+
 def test_a_run_may_ask_not_to_be_stopped(db, run_id, limits):
     with db.write() as conn:
         new = group_starts.start_group(conn, run_id, limits, [codec.new_id() for _ in range(2)])

@@ -55,13 +55,15 @@ def test_ranks_read_a_batch_in_parts_and_get_the_same_arrays(db: Database, histo
 
 
 def test_the_guessed_batch_is_the_one_that_is_leased(db: Database, history: History) -> None:
-    guess = db.query(next_batch.read, history.run_id, n_groups=2, version=history.version, max_staleness=1)
+    groups = db.query(next_batch.oldest, history.run_id, 2)
+    guess = db.query(next_batch.read, history.run_id, groups, version=history.version, max_staleness=1)
     batch = history.lease()
     assert batch is not None
     leased = {t.trajectory_id for t in batch.trajectories if t.loss_mask.any()}
-    assert leased <= {one.trajectory_id for one in guess}
-    assert {one.group_id for one in guess} == {t.group_id for t in batch.trajectories}
-    assert db.query(next_batch.read, history.run_id, n_groups=2, version=history.version, max_staleness=1) == []
+    assert leased <= {one.trajectory_id for of_group in guess.values() for one in of_group}
+    assert groups == list(guess) == sorted({t.group_id for t in batch.trajectories})
+    assert db.query(next_batch.oldest, history.run_id, 2) == []
+    assert db.query(next_batch.read, history.run_id, groups, version=history.version, max_staleness=1) == {}
 
 
 def test_tokens_that_are_not_where_the_outline_has_them_are_refused(db: Database, history: History) -> None:
