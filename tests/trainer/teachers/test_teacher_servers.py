@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,6 @@ import numpy as np
 import pytest
 from loop_setup import Setup
 from pydantic import ValidationError
-from support import random_samples
 
 from agentrl.configs.algorithm import Algorithm
 from agentrl.configs.run_config import RunConfig
@@ -20,10 +18,8 @@ from agentrl.errors import ModelFolderError, UserError
 from agentrl.models import tiny
 from agentrl.store.training import steps, token_facts
 from agentrl.testing import FakeEngine, Reply
-from agentrl.trainer.distributed import World
-from agentrl.trainer.run_lineage import Lineage
 from agentrl.trainer.teachers import teacher_servers
-from agentrl.trainer.teachers.teacher_servers import TeacherServers, address_of
+from agentrl.trainer.teachers.teacher_servers import address_of
 
 
 @pytest.fixture
@@ -82,33 +78,6 @@ def test_a_repeated_step_reads_the_numbers_that_were_kept(
 
 def dying(*_: object, **__: object) -> None:
     raise RuntimeError("died")
-
-
-class Kept(dict[str, Any]):
-    """Counts how often it is copied into another one."""
-
-    copies = 0
-
-    def __or__(self, other: Any) -> dict[str, Any]:
-        self.copies += 1
-        return super().__or__(other)
-
-
-def test_the_numbers_of_a_step_are_merged_once_not_for_each_trajectory(tmp_path: Path, world: World) -> None:
-    batch = [s.tokens for s in random_samples()]
-    kept = Kept({t.trajectory_id: np.full(t.sampled_tokens, -1, np.float32) for t in batch})
-
-    class Known(Lineage):
-        def teacher_logprobs(self, teacher: str, trajectory_ids: Any) -> dict[str, Any]:
-            return kept
-
-    with FakeEngine() as engine:
-        config = RunConfig(name="r", model="tiny", trainer={"algorithm": {"distill_coef": 1.0}, "teacher": engine.url})
-        servers = TeacherServers([engine.url], config, tmp_path, world, Known())
-        plain = [replace(t, temperatures=np.ones_like(t.temperatures)) for t in batch]
-        found = servers.logprobs(engine.url, plain)
-    assert [one.sum() for one in found] == [-t.sampled_tokens for t in batch]
-    assert kept.copies <= 1
 
 
 def test_a_server_that_is_busy_is_asked_again(setup: Setup) -> None:
