@@ -16,7 +16,7 @@ import fcntl
 import os
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from agentrl.errors import CacheError, DamagedObject
@@ -190,7 +190,8 @@ class FolderCache:
         except BlockingIOError:
             return False
         try:
-            shutil.rmtree(folder)
+            if folder.exists():  # another process may have deleted it before the lock was ours
+                shutil.rmtree(folder)
             path.unlink()
         finally:
             os.close(lock)
@@ -222,9 +223,18 @@ def _is_lock_of(lock: int, path: Path) -> bool:
 
 
 def _size(folder: Path) -> int:
-    """Bytes of an entry's files."""
-    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+    """Bytes of an entry's files, without those that another process deletes meanwhile."""
+    size = 0
+    for root, _, names in os.walk(folder):
+        for name in names:
+            with suppress(FileNotFoundError):
+                size += os.stat(os.path.join(root, name)).st_size
+    return size
 
 
 def _used_at(folder: Path) -> float:
-    return folder.stat().st_mtime
+    """When an entry was used; 0 for one that another process has deleted."""
+    try:
+        return folder.stat().st_mtime
+    except FileNotFoundError:
+        return 0.0
