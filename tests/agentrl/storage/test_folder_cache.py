@@ -321,6 +321,26 @@ def test_the_cache_is_below_the_folder_of_the_environment(tmp_path, monkeypatch)
             assert found == folder / "a"
 
 
+def test_a_disk_that_is_full_before_the_cache_gets_room_from_old_entries(root, monkeypatch):
+    calls: list[Path] = []
+    cache = FolderCache(root, 10**6)
+    use(cache, "a", calls, 1)
+    use(cache, "b", calls, 2)
+    usage = shutil.disk_usage(root)
+    monkeypatch.setattr(folder_cache.shutil, "disk_usage", lambda path: usage._replace(free=0))
+    use(cache, "c", calls, 3)
+    assert entries(root) == ["b", "c"]
+
+
+def test_a_disk_that_other_files_fill_costs_no_entries(root, monkeypatch):
+    cache = FolderCache(root, 10**6)
+    use(cache, "a", [], 1)
+    usage = shutil.disk_usage(root)
+    monkeypatch.setattr(folder_cache.shutil, "disk_usage", lambda path: usage._replace(free=0))
+    with cache.entry("b", 10 * SIZE, filler([])):
+        assert entries(root) == ["a", "b"]
+
+
 @pytest.mark.parametrize("at", ["listed", "measured", "sorted"])
 def test_an_entry_that_another_process_deletes_meanwhile_makes_room(root, monkeypatch, at):
     """Deletions do not wait for the process that makes room."""
