@@ -7,7 +7,6 @@ classes below and torch's data types; anything else is refused. Tensors are read
 from __future__ import annotations
 
 import pickle
-from pathlib import PosixPath
 from typing import Any
 
 import torch
@@ -28,8 +27,8 @@ ALLOWED = frozenset(
     }
 )
 """Modules and names that a description of tensors needs. BytesStorageMetadata is none: torch unpickles such entries."""
-PATHS = ("pathlib", "pathlib._local")
-"""The modules of PosixPath in the releases of Python."""
+PATH = frozenset({("pathlib", "PosixPath"), ("pathlib._local", "PosixPath")})
+"""How releases of Python pickle the folder in which a description was written, which is not used."""
 DAMAGED = (AttributeError, EOFError, IndexError, KeyError, OverflowError, TypeError, ValueError, pickle.PickleError)
 """Errors of a pickle that is damaged."""
 
@@ -56,10 +55,14 @@ class _Unpickler(pickle.Unpickler):
 
     def find_class(self, module: str, name: str) -> Any:
         """The object that a pickle names; UnpicklingError for one that is not allowed, which is not imported."""
-        if module in PATHS and name == PosixPath.__name__:
-            return PosixPath
+        if (module, name) in PATH:
+            return _written_in
         if module == "torch" and isinstance(found := getattr(torch, name, None), torch.dtype):
             return found
         if (module, name) not in ALLOWED:
             raise pickle.UnpicklingError(f"it names {module}.{name}")
         return super().find_class(module, name)
+
+
+def _written_in(*parts: object) -> None:
+    """In place of a path."""
