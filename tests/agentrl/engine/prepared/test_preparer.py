@@ -116,7 +116,8 @@ async def test_a_version_that_is_ordered_during_a_swap_is_prepared(
     script.swap_error = error
     preparer.prepare(order(4))
     script.swapped.set()
-    assert await asyncio.gather(swapping, return_exceptions=True) == [error or 0.5]
+    (swapped,) = await asyncio.gather(swapping, return_exceptions=True)
+    assert swapped == (error or 0.5)
     assert preparer.preparation().name == "v4-a"
     assert await ended(preparer, script) is PreparationState.READY
 

@@ -20,14 +20,16 @@ OURS, OTHER = "0" * 64, "1" * 64
 class Preparing(SGLangClient):
     """A client of an engine that says that it prepares a version, and takes orders."""
 
-    says = Preparation()
-    ordered: Order | None = None
+    def __init__(self, url: str, http: aiohttp.ClientSession) -> None:
+        super().__init__(url, http)
+        self.says = Preparation()
+        self.orders: list[Order] = []
 
     async def preparation(self, timeout_s: float = 0.0) -> Preparation | None:
         return self.says
 
     async def prepare(self, order: Order, timeout_s: float = 0.0) -> Preparation:
-        self.ordered = order
+        self.orders.append(order)
         return Preparation(name=order.name, version=order.version, state=PreparationState.FETCHING)
 
 
@@ -54,10 +56,9 @@ async def test_a_newer_version_holds_an_engine_back_for_a_limited_time(
     client.says, engine = Preparation(name="v3-a", version=3, state=state), Engine(client)
     with pytest.raises(EngineBusy, match="version 3"):
         await preparations(places, 60.0).advance(engine, wish, [])
-    assert client.ordered is None
+    assert client.orders == []
     await preparations(places, 0.0).advance(engine, wish, [])
-    assert client.ordered is not None
-    assert client.ordered.name == "v2-a"
+    assert [order.name for order in client.orders] == ["v2-a"]
 
 
 async def test_a_version_of_the_same_name_with_other_tensors_is_prepared_again(
@@ -68,7 +69,6 @@ async def test_a_version_of_the_same_name_with_other_tensors_is_prepared_again(
     client.says, engine = ready, Engine(client)
     with pytest.raises(EngineBusy, match="version 2"):
         await preparations(places, 60.0).advance(engine, wish, [])
-    assert client.ordered is not None
-    assert client.ordered.checksum == OURS
+    assert [order.checksum for order in client.orders] == [OURS]
     client.says = ready.model_copy(update={"checksum": OURS})
     assert await preparations(places, 60.0).advance(engine, wish, []) is not None
