@@ -94,11 +94,14 @@ def unneeded_folders(
     """The weight folders that no engine will load any more, by name.
 
     They are those of all versions but the one that the run serves and the newest `keep` that were not rolled back, and
-    but the parent of `arriving`, which may be made from it. `unknown` says whether this includes folders that the store
-    does not know.
+    but the parent of `arriving`, which may be made from it; none if the store does not know `arriving`. `unknown` says
+    whether this includes folders that the store does not know.
     """
     needed = {*runs.newest_versions(conn, run_id, keep), runs.get(conn, run_id).current_version}
-    if arriving is not None and (row := runs.version(conn, run_id, version_of(arriving) or 0)) is not None:
+    if arriving is not None:
+        row = runs.version(conn, run_id, version_of(arriving) or 0)
+        if row is None:
+            return set()
         needed.add(row.parent_version)
 
     def is_unneeded(name: str) -> bool:

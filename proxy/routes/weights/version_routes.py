@@ -120,7 +120,7 @@ async def _complete(request: Request, name: str, file: str) -> Response:
 async def _remove_old(request: Request, name: str, *, arriving: bool = False) -> None:
     """Delete the versions that no engine will load any more, now that version `name` is here, or finds no room.
 
-    Not for a version that is such a one itself: the trainer sends it because a delta that follows needs it. For one
+    Not after a version that is such a one itself: the trainer sends it because a delta that follows needs it. For one
     that is `arriving`, what its own delta may need stays, and the drafts of older versions go.
     """
     store, uploads = app_parts.store(request), app_parts.uploads(request)
@@ -133,7 +133,7 @@ async def _remove_old(request: Request, name: str, *, arriving: bool = False) ->
             unknown=False,
             arriving=name if arriving else None,
         )
-        if name not in unneeded:
+        if arriving or name not in unneeded:
             drafts_until = (version_of(name) or 0) - 1 if arriving else 0
             await asyncio.to_thread(uploads.remove, unneeded, drafts_until)
     except (StorageError, StoreError) as error:
