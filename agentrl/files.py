@@ -49,7 +49,8 @@ def atomic_file(target: Path) -> Iterator[Path]:
 def settle(draft: Path, target: Path, durable: bool = True) -> None:
     """Sync a draft's files, if `durable`, and rename the draft to `target`. Raises OSError.
 
-    An old `target` is renamed and then removed, so programs that have its files open keep reading them.
+    An old `target` is renamed and then removed, so programs that have its files open keep reading them. It stays if
+    the draft cannot be renamed.
     """
     for inner in [*draft.rglob("*"), draft] if durable else []:
         sync(inner)
@@ -57,7 +58,12 @@ def settle(draft: Path, target: Path, durable: bool = True) -> None:
     try:
         if target.exists():
             target.rename(old)
-        draft.rename(target)
+        try:
+            draft.rename(target)
+        except OSError:
+            if old.exists():
+                old.rename(target)
+            raise
         if durable:
             sync(target.parent)
     finally:

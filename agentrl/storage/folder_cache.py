@@ -7,7 +7,7 @@
 `NAME/` is an entry, with its manifest. `NAME.lock` is locked exclusively by who fills or deletes the entry, shared by
 who reads it; the operating system releases locks when a process ends. A second process that wants an entry waits until
 the first has filled it. One entry is filled at a time. Before that, the entries that were not used for the longest time
-are deleted until the cache has room.
+are deleted until the cache, and its disk, have room.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import fcntl
 import os
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from agentrl.errors import CacheError, DamagedObject
@@ -163,7 +163,10 @@ class FolderCache:
             os.close(lock)  # its entry was deleted meanwhile
 
     def _make_room(self, size_bytes: int) -> None:
-        """Delete entries without readers until the cache has room. Raises CacheError when too many are held."""
+        """Delete entries without readers until the cache, and its disk, have room.
+
+        Raises CacheError when too many are held.
+        """
         if size_bytes > self._limit_bytes:
             raise CacheError(
                 f"cache {self._root}: {size_bytes} bytes are more than it may hold "
@@ -171,11 +174,15 @@ class FolderCache:
             )
         sizes = {path: _size(path) for path in self._root.iterdir() if path.is_dir()}
         used = sum(sizes.values())
+        missing = size_bytes - shutil.disk_usage(self._root).free
+        if missing > used:  # other files fill the disk: to delete entries would not help
+            missing = 0
         for path in sorted(sizes, key=_used_at):
-            if used + size_bytes <= self._limit_bytes:
+            if used + size_bytes <= self._limit_bytes and missing <= 0:
                 return
             if self._delete(path):
                 used -= sizes[path]
+                missing -= sizes[path]
         if used + size_bytes > self._limit_bytes:
             raise CacheError(
                 f"cache {self._root}: no room for {size_bytes} bytes beside the {used} in use "
@@ -190,7 +197,8 @@ class FolderCache:
         except BlockingIOError:
             return False
         try:
-            shutil.rmtree(folder)
+            if folder.exists():  # another process may have deleted it before the lock was ours
+                shutil.rmtree(folder)
             path.unlink()
         finally:
             os.close(lock)
@@ -222,9 +230,18 @@ def _is_lock_of(lock: int, path: Path) -> bool:
 
 
 def _size(folder: Path) -> int:
-    """Bytes of an entry's files."""
-    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+    """Bytes of an entry's files, without those that another process deletes meanwhile."""
+    size = 0
+    for root, _, names in os.walk(folder):
+        for name in names:
+            with suppress(FileNotFoundError):
+                size += os.stat(os.path.join(root, name)).st_size
+    return size
 
 
 def _used_at(folder: Path) -> float:
-    return folder.stat().st_mtime
+    """When an entry was used; 0 for one that another process has deleted."""
+    try:
+        return folder.stat().st_mtime
+    except FileNotFoundError:
+        return 0.0

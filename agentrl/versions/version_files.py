@@ -35,7 +35,10 @@ class Shelf(Protocol):
     """Where version files are: a VersionCache or a WeightsFolder."""
 
     def locate(self, name: str, file: str) -> Path | None:
-        """The path of a version's file; None when it is not there. `name` and `file` are validated."""
+        """The path of a version's file; None when it is not there. `name` and `file` are validated.
+
+        It may wait for the disk, so a thread calls it.
+        """
         ...
 
     def awaits(self, name: str, file: str) -> bool:
@@ -118,13 +121,11 @@ class VersionFiles:
             if path is None:
                 break
             try:
-                descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+                opened = await asyncio.to_thread(path.open, "rb", 0)
             except FileNotFoundError:  # moved or deleted meanwhile
                 continue
-            try:
-                await _serve(descriptor, method, headers, send)
-            finally:
-                os.close(descriptor)
+            with opened:
+                await _serve(opened.fileno(), method, headers, send)
             return
         await _refuse(send, 503 if self._awaits(name, file) else 404)
 
@@ -133,11 +134,14 @@ class VersionFiles:
         until = time.monotonic() + WAIT_S
         while True:
             awaited = self._awaits(name, file)  # before the look, so that a file that has just come is found
-            found = (shelf.locate(name, file) for shelf in self._shelves)
-            path = next((path for path in found if path is not None), None)
+            path = await asyncio.to_thread(self._located, name, file)
             if path is not None or not awaited or time.monotonic() > until:
                 return path
             await asyncio.sleep(POLL_S)
+
+    def _located(self, name: str, file: str) -> Path | None:
+        found = (shelf.locate(name, file) for shelf in self._shelves)
+        return next((path for path in found if path is not None), None)
 
     def _awaits(self, name: str, file: str) -> bool:
         return any(shelf.awaits(name, file) for shelf in self._shelves)

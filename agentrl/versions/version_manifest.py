@@ -32,6 +32,8 @@ MANIFEST_BYTES = 256 << 20
 """Size of the largest manifest that is read."""
 MOST_FILES = 100_000
 MOST_TENSORS = 1_000_000
+MOST_BESIDE = 1 << 30
+"""Bytes that the files of a version may have beside twice those of its tensors."""
 FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,199}")
 NAME = re.compile(r"v[0-9]{1,15}(-[A-Za-z0-9_]{1,128})?")
 TENSOR_FILE = ".safetensors"
@@ -146,6 +148,9 @@ class VersionManifest(Struct, frozen=True, forbid_unknown_fields=True):
         if any(not file.name.endswith((TENSOR_FILE, *SIDECARS)) for file in self.whole or ()):
             raise ValueError("whole has a file that is neither of tensors nor of a model's configuration")
         _require_unique("whole", self.whole or ())
+        sizes = (self.whole_bytes or 0, self.delta.size_bytes if self.delta is not None else 0)
+        if max(sizes) > 2 * self.tensor_bytes + MOST_BESIDE:
+            raise ValueError("its files are much larger than its tensors")
         if self.delta is not None and self.delta.parent == self.name:
             raise ValueError(f"{self.name} is its own parent")
 

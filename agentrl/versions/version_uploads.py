@@ -101,10 +101,14 @@ class Uploads:
         """The versions that are complete here."""
         return version_names(self._root)
 
-    def remove(self, unneeded: set[str]) -> None:
-        """Delete versions by name, except ancestors of the others. Raises StorageError."""
+    def remove(self, unneeded: set[str], drafts_until: int = 0) -> None:
+        """Delete versions by name, except ancestors of the others, and the drafts of versions up to `drafts_until`.
+
+        Raises StorageError.
+        """
         try:
             with self._locked():
+                self._remove_drafts(drafts_until)
                 remove(self._root, lambda names: unneeded.intersection(names))
         except OSError as error:
             raise StorageError(f"{self._root} cannot be cleaned: {error.strerror or error}") from error

@@ -108,7 +108,7 @@ class EngineReports:
         before, engine.state, engine.error = engine.state, state, error
         engine.paused = engine.paused and state is EngineState.UPDATING
         if state is EngineState.DEAD:
-            engine.paused_since = engine.prepares = engine.preparing_since = engine.newer_ready = None
+            engine.paused_since = engine.prepares = engine.preparing_since = engine.newer = None
         if before is not state:
             log.info("engine %s is %s%s", engine.url, state, f": {error}" if error else "")
         self._notify()

@@ -66,7 +66,7 @@ class Engine:
     unanswered: int = 0  # unanswered probes in a row
     prepares: bool | None = None  # whether it can prepare versions; None: it was not asked since it started
     preparing_since: float | None = None  # monotonic: since when a probe of ours waits for its preparation
-    newer_ready: tuple[str, float] | None = None  # a newer version that waits for its publish; since when (monotonic)
+    newer: tuple[str, bool, float] | None = None  # a newer version that it prepares: name, is ready, since (monotonic)
     step_s: float | None = None  # a decode step, as calls of this process saw it lately
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)  # held while it is probed or updated
     probe_due: asyncio.Event = field(default_factory=asyncio.Event)  # set to request a probe now

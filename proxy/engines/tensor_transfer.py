@@ -73,16 +73,16 @@ class Broadcast(_Transfer):
 
     async def load(self, client: EngineClient, version: int | None, *, flush_cache: bool) -> None:
         """Receive all buckets. Raises EngineError; the weights are then undefined."""
-        await client.join_group(
-            self.group,
-            host=self.host,
-            port=self.port,
-            rank=self.ranks[client.url],
-            world_size=self.world_size,
-            backend=self.backend,
-            timeout_s=JOIN_TIMEOUT_S,
-        )
-        async with _closing(partial(client.leave_group, self.group)):
+        async with _closing(partial(client.leave_group, self.group)):  # it may join after the limit
+            await client.join_group(
+                self.group,
+                host=self.host,
+                port=self.port,
+                rank=self.ranks[client.url],
+                world_size=self.world_size,
+                backend=self.backend,
+                timeout_s=JOIN_TIMEOUT_S,
+            )
             await client.begin_update()
             async with _closing(client.end_update):
                 for bucket in self.buckets:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import shutil
 import sqlite3
 from contextlib import closing
@@ -30,7 +32,9 @@ from agentrl.trainer.models import run_models
 from agentrl.trainer.publish.publish_client import Publisher
 from agentrl.trainer.run import trainer_start
 from agentrl.trainer.stored_lineage import StoredLineage
+from agentrl.trainer.weights import version_writer
 from agentrl.versions.transports.mooncake_source import MooncakeSource, mooncake_spec
+from agentrl.versions.version_manifest import VersionManifest
 from agentrl.versions.weights_folder import ADAPTER, TENSORS, checksum
 from tests import fake_mooncake
 
@@ -92,6 +96,23 @@ def test_the_folder_that_engines_serve_survives_any_number_of_lost_steps(
     assert all(there for _, there in served), served
     assert same(undisturbed, setup.config.run_dir / "model")
     assert len(list((setup.config.run_dir / "weights").iterdir())) == 3
+
+
+def test_a_full_disk_gets_room_from_the_versions_of_lost_steps(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The checkpoint's version has no folder any more, and the disk has room for it without those of lost steps."""
+    die_before(monkeypatch, setup, 8, checkpoint_every=4)
+    weights = setup.config.run_dir / "weights"
+    assert folders(weights) == ["v5", "v6", "v7"]
+    write = version_writer.complete
+
+    def full(draft: Path, folder: Path, *rest: Any) -> VersionManifest:
+        if len(list(weights.glob("v*"))) == 3:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return write(draft, folder, *rest)
+
+    monkeypatch.setattr(version_writer, "complete", full)
+    die_before(monkeypatch, setup, 5, checkpoint_every=4)
+    assert folders(weights) == ["v4", "v7"]  # the run served v7
 
 
 def test_statistics_of_rewards_go_on_where_the_checkpoint_is(

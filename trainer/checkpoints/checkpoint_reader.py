@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from pickle import PickleError
 
 import torch
 from torch import Tensor
-from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict_loader import load as load_state
 
 from agentrl.errors import StoreError
 from agentrl.trainer.checkpoints.checkpoint import STATE, Checkpoint
+from agentrl.trainer.checkpoints.state_reader import StateReader
 from agentrl.trainer.distributed import World
 from agentrl.trainer.optimizer import Trainable, moments
 
@@ -21,8 +20,8 @@ from agentrl.trainer.optimizer import Trainable, moments
 def shapes(folder: Path, part: str) -> dict[str, torch.Size]:
     """The shapes of a part's tensors; empty where the checkpoint has no such part. Raises StoreError."""
     try:
-        known = FileSystemReader(folder / STATE).read_metadata().state_dict_metadata
-    except (OSError, EOFError, ValueError, AttributeError, ImportError, PickleError) as error:
+        known = StateReader(folder / STATE).read_metadata().state_dict_metadata
+    except OSError as error:
         raise StoreError(f"{folder / STATE} is damaged: {error!r}") from error
     prefix = f"{part}/"
     return {
@@ -44,7 +43,7 @@ def fill(folder: Path, part: str, targets: Mapping[str, Tensor], world: World) -
                 f"{folder}: {part}/{name} has shape {tuple(known[name])}, the model has {tuple(tensor.shape)}"
             )
     state = {f"{part}/{name}": tensor.detach() for name, tensor in targets.items()}
-    load_state(state, storage_reader=FileSystemReader(folder / STATE), process_group=world.files)
+    load_state(state, storage_reader=StateReader(folder / STATE), process_group=world.files)
 
 
 def load(found: Checkpoint, policy: Trainable, optimizer: torch.optim.Optimizer, world: World) -> None:

@@ -11,11 +11,11 @@ from pickle import PickleError
 
 import torch
 from torch import Tensor
-from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
 from agentrl.errors import StoreError
 from agentrl.trainer.checkpoints.checkpoint import STATE
+from agentrl.trainer.checkpoints.state_reader import StateReader
 
 DAMAGED = (EOFError, ValueError, AttributeError, ImportError, RuntimeError, KeyError, PickleError)
 """Errors of torch for files that are not what their names say."""
@@ -28,11 +28,9 @@ class CheckpointTensors:
         self._state = folder / STATE
         self._part = part
         try:
-            metadata = FileSystemReader(self._state).read_metadata()
+            metadata = StateReader(self._state).read_metadata()
         except OSError as error:
             raise self._lost(error) from error
-        except DAMAGED as error:
-            raise StoreError(f"{self._state} is damaged: {error!r}") from error
         self._entries = {
             key: entry
             for key, entry in metadata.state_dict_metadata.items()

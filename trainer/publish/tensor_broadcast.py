@@ -44,18 +44,20 @@ def broadcast(
     host, group = _address(), f"agentrl-{uuid4().hex[:12]}"
     world_size = 1 + sum(member["ranks"] for member in members)
     store = _rendezvous(host, world_size)
+    port = store.port
     ranks, first = {}, 1
     for member in members:
         ranks[member["url"]] = first
         first += member["ranks"]
     sender = _Sender(store, group, world_size, buckets, device, timeout_s)
+    del store  # the sender closes it
     sender.start()
     try:
         yield {
             "transport": "distributed",
             "group": group,
             "host": host,
-            "port": store.port,
+            "port": port,
             "backend": sender.backend,
             "world_size": world_size,
             "ranks": ranks,
@@ -74,7 +76,10 @@ def broadcast(
 
 
 class _Sender(threading.Thread):
-    """A thread that joins the group and sends. It ends within its time-outs, even when no engine joins."""
+    """A thread that joins the group and sends. It ends within its time-outs, even when no engine joins.
+
+    At its end it closes the store, so engines that wait for another one to join end too, and read the folder.
+    """
 
     def __init__(
         self,
@@ -104,6 +109,8 @@ class _Sender(threading.Thread):
             self.give_up.wait()  # engines leave first
         except RuntimeError as error:  # from torch: an engine left, or did not join
             say(f"weights could not be sent to all engines: {str(error).splitlines()[0]}")
+        finally:
+            del self._store
 
     def _join(self) -> dist.ProcessGroupGloo | dist.ProcessGroupNCCL:
         # torch uses these prefixes for a group of this name, and engines join through torch

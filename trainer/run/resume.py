@@ -39,8 +39,8 @@ def resume(t: Trainer) -> None:
 def choose_step(t: Trainer) -> tuple[Checkpoint | None, ResumePlan]:
     """The checkpoint to resume from, if there is one, and the store's plan. Rank 0 only.
 
-    Fetches a newer checkpoint from object storage first. Brings the store to the checkpoint's step, and sets newer
-    folders aside.
+    Fetches a newer checkpoint from object storage first. Brings the store to the checkpoint's step, sets newer folders
+    aside, and deletes the versions of lost steps: the checkpoint's version may need their room on the disk.
     """
     for parent in (t.checkpoints, t.weights, t.config.run_dir / MODELS):
         remove_drafts(parent)
@@ -53,6 +53,7 @@ def choose_step(t: Trainer) -> tuple[Checkpoint | None, ResumePlan]:
     for unusable in ignored:
         aside = checkpoint_folders.set_aside(unusable)
         say(t, f"ignoring checkpoint {unusable.folder}: {unusable.why} (set aside as {aside.name})")
+    remove_weights(t, unknown=False)
     if found and t.stored is not None:
         t.stored.send(checkpoint_folders.folders(t.checkpoints)[::-1])  # an upload may have been interrupted
     return found, plan

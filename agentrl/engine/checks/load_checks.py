@@ -11,7 +11,7 @@ Only headers are read.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import cached_property
+from contextlib import suppress
 from pathlib import Path
 
 from agentrl.engine.checks.adapter_checks import check_adapter
@@ -28,11 +28,12 @@ MOST_NAMED = 3
 class LoadChecks:
     """Checks folders for engines of one base model.
 
-    Where this host cannot read the base model's tensors, only what needs no comparison is checked.
+    While this host cannot read the base model's tensors, only what needs no comparison is checked.
     """
 
     def __init__(self, base_model: Path) -> None:
         self._base_model = base_model
+        self._known: Mapping[str, Entry] = {}
 
     def checkpoint(self, folder: Path) -> None:
         """Raise ModelFolderError unless every tensor of a folder is one of the base model's, of its shape.
@@ -49,12 +50,13 @@ class LoadChecks:
         """Raise ModelFolderError unless a folder has a low-rank adapter for layers of the base model."""
         check_adapter(folder, _entries(folder), self._base)
 
-    @cached_property
+    @property
     def _base(self) -> Mapping[str, Entry]:
-        try:
-            return _entries(self._base_model)
-        except ModelFolderError:
-            return {}
+        """The base model's tensors; none while they cannot be read."""
+        if not self._known:
+            with suppress(ModelFolderError):
+                self._known = _entries(self._base_model)
+        return self._known
 
 
 def _compare(folder: Path, found: Mapping[str, Entry], base: Mapping[str, Entry]) -> None:

@@ -74,6 +74,7 @@ class Preparation(BaseModel):
 
     name: str | None = None
     version: int | None = None
+    checksum: str | None = None
     state: PreparationState = PreparationState.NONE
     error: str | None = None
     bytes: int = 0  # that were read from sources

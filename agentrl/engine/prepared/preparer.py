@@ -93,6 +93,7 @@ class Preparer:
         return Preparation(
             name=attempt.order.name,
             version=attempt.order.version,
+            checksum=attempt.order.checksum,
             state=attempt.state,
             error=attempt.error,
             bytes=attempt.bytes,
@@ -131,15 +132,21 @@ class Preparer:
             if not self.preparation().is_ready(order.name):
                 found = self.preparation()
                 raise NotPrepared(f"{order.name} is not ready: the preparation of {found.name} is {found.state}")
+            swapped = self._attempt
             try:
                 seconds = await self._stager.swap(order)
             except NotPrepared:
                 raise  # it can be swapped in later
             except AgentRLError:
-                self._attempt = None
+                self._end(swapped)
                 raise
-            self._attempt = None
+            self._end(swapped)
             return seconds
+
+    def _end(self, attempt: _Attempt | None) -> None:
+        """Forget an attempt that is over, unless another version was ordered meanwhile."""
+        if self._attempt is attempt:
+            self._attempt = None
 
     async def _run(self, attempt: _Attempt, before: asyncio.Task[None] | None) -> None:
         if before is not None:

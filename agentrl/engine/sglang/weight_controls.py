@@ -10,6 +10,9 @@ from agentrl.engine.control.control_requests import ControlRequests, rank_digest
 from agentrl.engine.engine_client import RELEASED, RELOADING, EngineInfo
 from agentrl.errors import EngineError, EngineRejected
 
+MOST_RANKS = 10_000
+"""Tensor-parallel processes of a server."""
+
 
 class WeightControls(ControlRequests):
     """The routes of one server that change or describe its weights."""
@@ -121,7 +124,10 @@ class WeightControls(ControlRequests):
 
     async def tensor_ranks(self) -> int:
         """The server's number of tensor-parallel processes."""
-        return int((await self._call("GET", "/server_info")).get("tp_size", 1))
+        ranks = (await self._call("GET", "/server_info")).get("tp_size", 1)
+        if type(ranks) is not int or not 1 <= ranks <= MOST_RANKS:
+            raise EngineError(f"{self.url}/server_info reports no number of tensor ranks: {ranks!r:.40}")
+        return ranks
 
     async def adapters(self) -> dict[str, str]:
         """The loaded adapters: name → folder."""

@@ -88,13 +88,21 @@ def overtaken_by(conn: Connection, run_id: str, version: int) -> int | None:
     return conn.execute(newer).scalar()
 
 
-def unneeded_folders(conn: Connection, run_id: str, names: Sequence[str], *, keep: int, unknown: bool) -> set[str]:
+def unneeded_folders(
+    conn: Connection, run_id: str, names: Sequence[str], *, keep: int, unknown: bool, arriving: str | None = None
+) -> set[str]:
     """The weight folders that no engine will load any more, by name.
 
-    They are those of all versions but the one that the run serves and the newest `keep` that were not rolled back.
-    `unknown` says whether this includes folders that the store does not know.
+    They are those of all versions but the one that the run serves and the newest `keep` that were not rolled back, and
+    but the parent of `arriving`, which may be made from it; none if the store does not know `arriving`. `unknown` says
+    whether this includes folders that the store does not know.
     """
     needed = {*runs.newest_versions(conn, run_id, keep), runs.get(conn, run_id).current_version}
+    if arriving is not None:
+        row = runs.version(conn, run_id, version_of(arriving) or 0)
+        if row is None:
+            return set()
+        needed.add(row.parent_version)
 
     def is_unneeded(name: str) -> bool:
         row = runs.version(conn, run_id, version_of(name) or 0)

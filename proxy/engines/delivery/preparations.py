@@ -92,7 +92,7 @@ class Preparations:
         """Begin or follow the preparation of one engine. None when it has to load the version instead.
 
         Raises EngineBusy while it prepares this version, or a newer one, and while one that is ready waits for its
-        publish, at most `timeout_s`: the publish may have been abandoned. Raises EngineError.
+        publish, each for at most `timeout_s`: the publish may have been abandoned. Raises EngineError.
         """
         if engine.prepares is False:
             return None
@@ -103,7 +103,7 @@ class Preparations:
         now = time.monotonic()
         if found.version is not None and found.version > wish.version and self._is_awaited(engine, found, now):
             raise EngineBusy(f"{engine.url} prepares version {found.version}")
-        if found.name != wish.name or found.state is PreparationState.NONE:
+        if (found.name, found.checksum) != (wish.name, wish.checksum) or found.state is PreparationState.NONE:
             engine.preparing_since = now
             found = await self.order(engine, wish, list(peers)[:PEERS])
         since = engine.preparing_since = engine.preparing_since or now
@@ -117,11 +117,12 @@ class Preparations:
 
     def _is_awaited(self, engine: Engine, found: Preparation, now: float) -> bool:
         """Whether a version that an engine prepares, or has just prepared, will probably be swapped in."""
-        if found.state is PreparationState.READY and found.name is not None:
-            if engine.newer_ready is None or engine.newer_ready[0] != found.name:
-                engine.newer_ready = (found.name, now)
-            return now - engine.newer_ready[1] < self.timeout_s
-        return found.state in UNDER_WAY
+        is_ready = found.state is PreparationState.READY
+        if found.name is None or not (is_ready or found.state in UNDER_WAY):
+            return False
+        if engine.newer is None or engine.newer[:2] != (found.name, is_ready):
+            engine.newer = (found.name, is_ready, now)
+        return now - engine.newer[2] < self.timeout_s
 
     async def order(self, engine: Engine, wish: Wish, peers: Iterable[Engine]) -> Preparation:
         """Ask an engine to prepare a version. Raises EngineError."""

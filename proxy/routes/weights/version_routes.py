@@ -31,6 +31,7 @@ from agentrl.versions.read_tokens import is_read_token
 from agentrl.versions.version_files import Shelf, VersionFiles
 from agentrl.versions.version_manifest import MANIFEST_BYTES, VERSION_FILE
 from agentrl.versions.version_uploads import Gap
+from agentrl.versions.weights_folder import version_of
 
 log = logging.getLogger(__name__)
 PIECE_BYTES = 64 << 20
@@ -97,6 +98,7 @@ async def _receive(request: Request, name: str, file: str) -> Response:
     except Gap as gap:
         return JSONResponse({"received": gap.received, "message": str(gap)}, 409, {RECEIVED: str(gap.received)})
     except StorageError as error:
+        await _remove_old(request, name, arriving=True)
         raise RequestError(507, str(error), code="not_stored") from error
     return JSONResponse({"received": received})
 
@@ -109,27 +111,31 @@ async def _complete(request: Request, name: str, file: str) -> Response:
     except DamagedObject as error:
         raise RequestError(409, str(error), code="version_incomplete") from error
     except StorageError as error:
+        await _remove_old(request, name, arriving=True)
         raise RequestError(507, str(error), code="not_stored") from error
     await _remove_old(request, name)
     return JSONResponse({"name": name, "file": file, "checksum": manifest.checksum})
 
 
-async def _remove_old(request: Request, name: str) -> None:
-    """Delete the versions that no engine will load any more, now that version `name` is here.
+async def _remove_old(request: Request, name: str, *, arriving: bool = False) -> None:
+    """Delete the versions that no engine will load any more, now that version `name` is here, or finds no room.
 
-    Not after a version that is such a one itself: the trainer sends it because a delta that follows needs it.
+    Not after a version that is such a one itself: the trainer sends it because a delta that follows needs it. For one
+    that is `arriving`, what its own delta may need stays, and the drafts of older versions go.
     """
     store, uploads = app_parts.store(request), app_parts.uploads(request)
     try:
         unneeded = await store.read(
             version_states.unneeded_folders,
             store.run_id,
-            await asyncio.to_thread(uploads.names),
+            [*await asyncio.to_thread(uploads.names), name],
             keep=version_states.KEEP_VERSIONS,
             unknown=False,
+            arriving=name if arriving else None,
         )
-        if name not in unneeded:
-            await asyncio.to_thread(uploads.remove, unneeded)
+        if arriving or name not in unneeded:
+            drafts_until = (version_of(name) or 0) - 1 if arriving else 0
+            await asyncio.to_thread(uploads.remove, unneeded, drafts_until)
     except (StorageError, StoreError) as error:
         log.warning("old versions stay on this host: %s", error)
 

@@ -77,6 +77,13 @@ async def test_digests_of_no_ranks_are_an_engine_error(ask: Ask, ranks: Any) -> 
         await ask({"ranks": ranks}).checksums()
 
 
+@pytest.mark.parametrize("ranks", [None, 0, -1, 1.5, True, "two", [1], 10**9])
+async def test_a_number_of_ranks_that_is_none_is_an_engine_error(ask: Ask, ranks: Any) -> None:
+    """It would be a process group that never forms, or that the proxy refuses for good."""
+    with pytest.raises(EngineError):
+        await ask({"tp_size": ranks}).tensor_ranks()
+
+
 @pytest.mark.parametrize("label", ["", "default", "-1", "1.0", "9" * (VERSION_DIGITS + 1), "9" * 5000])
 def test_a_label_is_a_version_only_if_the_store_can_keep_it(label: str) -> None:
     with pytest.raises(EngineError, match="is not a number") as caught:

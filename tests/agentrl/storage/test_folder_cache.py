@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from agentrl.errors import CacheError, StorageError
-from agentrl.storage import stored_folders
+from agentrl.storage import folder_cache, stored_folders
 from agentrl.storage.folder_cache import LOCK, WRITING, FolderCache
 from agentrl.storage.folder_manifest import MANIFEST, manifest_of
 from agentrl.storage.object_store import ObjectStore
@@ -139,7 +139,7 @@ def test_a_disk_that_is_full_for_a_download_is_told_at_once(root, store, folder,
 READER = """
 import sys
 from pathlib import Path
-from agentrl.storage import stored_folders
+from agentrl.storage import folder_cache, stored_folders
 from agentrl.storage.folder_cache import FolderCache
 from agentrl.storage.object_store import ObjectStore
 
@@ -319,3 +319,54 @@ def test_the_cache_is_below_the_folder_of_the_environment(tmp_path, monkeypatch)
         monkeypatch.setenv(variable, value)
         with FolderCache(None, 10**6).entry("a", SIZE, filler([])) as found:
             assert found == folder / "a"
+
+
+def test_a_disk_that_is_full_before_the_cache_gets_room_from_old_entries(root, monkeypatch):
+    calls: list[Path] = []
+    cache = FolderCache(root, 10**6)
+    use(cache, "a", calls, 1)
+    use(cache, "b", calls, 2)
+    usage = shutil.disk_usage(root)
+    monkeypatch.setattr(folder_cache.shutil, "disk_usage", lambda path: usage._replace(free=0))
+    use(cache, "c", calls, 3)
+    assert entries(root) == ["b", "c"]
+
+
+def test_a_disk_that_other_files_fill_costs_no_entries(root, monkeypatch):
+    cache = FolderCache(root, 10**6)
+    use(cache, "a", [], 1)
+    usage = shutil.disk_usage(root)
+    monkeypatch.setattr(folder_cache.shutil, "disk_usage", lambda path: usage._replace(free=0))
+    with cache.entry("b", 10 * SIZE, filler([])):
+        assert entries(root) == ["a", "b"]
+
+
+@pytest.mark.parametrize("at", ["listed", "measured", "sorted"])
+def test_an_entry_that_another_process_deletes_meanwhile_makes_room(root, monkeypatch, at):
+    """Deletions do not wait for the process that makes room."""
+    calls: list[Path] = []
+    cache, other = FolderCache(root, 3 * SIZE), FolderCache(root, 3 * SIZE)
+    use(cache, "a", calls, 1)
+    use(cache, "b", calls, 2)
+    deleting = ["a"]
+
+    def then_deleted(call):
+        def called(*args, **named):
+            answer = call(*args, **named)
+            if deleting and Path(args[0]) in (root / "a", root / "a" / "file"):
+                other.discard(deleting.pop())
+            return answer
+
+        return called
+
+    match at:
+        case "listed":
+            monkeypatch.setattr(Path, "is_dir", then_deleted(Path.is_dir))
+        case "measured":
+            monkeypatch.setattr(folder_cache, "_size", then_deleted(folder_cache._size))
+        case "sorted":
+            monkeypatch.setattr(folder_cache, "_used_at", then_deleted(folder_cache._used_at))
+    use(cache, "c", calls, 3)
+    assert not deleting
+    assert "c" in entries(root)
+    assert not (root / f"a{LOCK}").exists()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import signal
 import subprocess
@@ -171,6 +172,19 @@ def test_a_source_with_wrong_deltas_is_passed_over(cache: VersionCache, tmp_path
     assert parent != child
     lineage.fetch(cache, 2, FolderSource(wrong), lineage.copied())
     assert "v2-a.made" in entries(tmp_path)
+
+
+def test_a_source_that_states_wrong_sizes_is_passed_over(cache: VersionCache, tmp_path: Path) -> None:
+    """There would be no room for such files, which no other source could help."""
+    lineage = Lineage(tmp_path / "weights", 1)
+    manifest = lineage.manifests[0]
+    assert manifest.whole is not None
+    wrong = tmp_path / "wrong" / manifest.name
+    wrong.mkdir(parents=True)
+    about = json.loads(manifest.dumps())
+    about["whole"][0][1] = 1 << 49
+    (wrong / "version.json").write_text(json.dumps(about))
+    lineage.fetch(cache, 1, FolderSource(tmp_path / "wrong", in_place=False), lineage.copied())
 
 
 def test_whole_files_where_the_chain_is_damaged(cache: VersionCache, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -36,6 +37,25 @@ async def test_a_whole_file(http: httpx.AsyncClient) -> None:
     answer = await http.get(FILE)
     assert (answer.status_code, answer.content) == (200, DATA)
     assert (answer.headers["accept-ranges"], answer.headers["content-length"]) == ("bytes", "2000")
+
+
+async def test_the_disk_is_read_by_other_threads(tmp_path: Path) -> None:
+    """A slow disk holds up no other request."""
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(DATA)
+    threads = set()
+
+    class Slow(WeightsFolder):
+        def locate(self, name: str, file: str) -> Path | None:
+            threads.add(threading.current_thread())
+            return path
+
+    transport = httpx.ASGITransport(VersionFiles([Slow(tmp_path)], allowed))
+    async with httpx.AsyncClient(transport=transport, base_url="http://host") as client:
+        answer = await client.get(FILE, headers={"Authorization": "Bearer reads v2-b"})
+    assert answer.content == DATA
+    assert threads
+    assert threading.current_thread() not in threads
 
 
 async def test_head_has_no_body(http: httpx.AsyncClient) -> None:

@@ -17,7 +17,7 @@ from agentrl.domain.schemas import Json
 from agentrl.engine.sglang.sglang_client import SGLangClient
 from agentrl.errors import EngineError, EngineRejected, EngineUnavailable
 from agentrl.proxy.engines.delivery.filling import Filling
-from agentrl.proxy.engines.tensor_transfer import Transfer, verify
+from agentrl.proxy.engines.tensor_transfer import CLOSING_TIMEOUT_S, Transfer, verify
 from agentrl.proxy.engines.version_delivery import Delivery
 from agentrl.store import events
 from agentrl.testing import FakeEngine
@@ -235,6 +235,24 @@ async def test_the_end_of_the_time_is_not_replaced_by_what_closing_raises(transp
         again: Any = TypeAdapter(Transfer).validate_python(offer(transport, url))
         with pytest.raises(EngineRejected, match="no room"):
             await again.load(client, 1, flush_cache=True)
+
+
+async def test_an_engine_that_does_not_join_in_time_leaves_the_group() -> None:
+    """It may join later, and would keep the group's connections for ever."""
+    left: list[tuple[str, float | None]] = []
+
+    class Late(Stuck):
+        async def join_group(self, *_: Any, **__: Any) -> None:
+            raise EngineUnavailable("no answer in time")
+
+        async def leave_group(self, group: str, timeout_s: float | None = None) -> None:
+            left.append((group, timeout_s))
+
+    transfer: Any = TypeAdapter(Transfer).validate_python(offer("distributed", "http://engine"))
+    async with aiohttp.ClientSession() as http:
+        with pytest.raises(EngineUnavailable, match="no answer in time"):
+            await transfer.load(Late("http://engine", http), 1, flush_cache=True)
+    assert left == [(transfer.group, CLOSING_TIMEOUT_S)]
 
 
 async def _no_base(version: int) -> None:

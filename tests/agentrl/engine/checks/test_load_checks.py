@@ -142,3 +142,11 @@ def test_without_the_base_models_tensors_the_form_is_checked(tmp_path: Path) -> 
     (tmp_path / "v1" / CONFIG).write_text("{")
     with pytest.raises(ModelFolderError, match=r"adapter_config.json cannot be read"):
         checks.adapter(tmp_path / "v1")
+
+
+def test_a_base_model_that_could_not_be_read_once_is_read_again(tmp_path: Path) -> None:
+    checks, other = LoadChecks(tmp_path / "base"), write(tmp_path / "other", {"other": matrices(2)})
+    checks.checkpoint(other)  # nothing to compare it with
+    write(tmp_path / "base", base_tensors())
+    with pytest.raises(ModelFolderError, match="the model has no tensor other"):
+        checks.checkpoint(other)

@@ -38,6 +38,8 @@ class Script(Stager):
         self.go_on.set()
         self.staged = asyncio.Event()
         self.staged.set()
+        self.swapping, self.swapped = asyncio.Event(), asyncio.Event()
+        self.swapped.set()
 
     @contextmanager
     def fetch(self, order: Order, watch: Watch) -> Iterator[Path]:
@@ -60,6 +62,8 @@ class Script(Stager):
         return [{"a": order.name}] if order.digests else None
 
     async def swap(self, order: Swap) -> float:
+        self.swapping.set()
+        await self.swapped.wait()
         if self.swap_error is not None:
             raise self.swap_error
         self.did.append(f"swap {order.name}")
@@ -98,6 +102,24 @@ async def test_a_version_is_fetched_staged_and_swapped(preparer: Preparer, scrip
     assert await preparer.swap(swap(3)) == 0.5
     assert preparer.preparation().state is PreparationState.NONE
     assert script.did == ["discard", "stage v3-a", "swap v3-a"]
+
+
+@pytest.mark.parametrize("error", [None, EngineError("one rank has failed")])
+async def test_a_version_that_is_ordered_during_a_swap_is_prepared(
+    preparer: Preparer, script: Script, error: EngineError | None
+) -> None:
+    preparer.prepare(order(3))
+    await ended(preparer, script)
+    script.swapped.clear()
+    swapping = asyncio.create_task(preparer.swap(swap(3)))
+    await script.swapping.wait()
+    script.swap_error = error
+    preparer.prepare(order(4))
+    script.swapped.set()
+    (swapped,) = await asyncio.gather(swapping, return_exceptions=True)
+    assert swapped == (error or 0.5)
+    assert preparer.preparation().name == "v4-a"
+    assert await ended(preparer, script) is PreparationState.READY
 
 
 async def test_the_same_order_is_prepared_once(preparer: Preparer, script: Script) -> None:

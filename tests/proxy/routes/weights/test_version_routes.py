@@ -1,11 +1,14 @@
 """The files of versions over HTTP: read by engines with a token, sent piece by piece by a trainer."""
 
+import errno
+import os
 import time
 
 import numpy as np
 import pytest
 from serving import add_version
 
+from agentrl.versions import version_uploads
 from agentrl.versions.http_source import HTTPSource
 from agentrl.versions.read_tokens import read_token
 from agentrl.versions.version_cache import VersionCache
@@ -149,3 +152,35 @@ def test_versions_that_no_engine_will_load_any_more_are_deleted(proxy, tmp_path)
     assert sent(9, name="v9-other") == [2, 3, 4, 5, 9]  # unknown to the store
     assert sent(6) == [2, 3, 4, 5, 6, 9]
     assert sent(7) == [5, 6, 7, 9]
+
+
+@pytest.mark.parametrize("known", [5, 9])
+def test_a_disk_without_room_makes_room_by_deleting_old_versions(proxy, tmp_path, monkeypatch, known):
+    """The trainer's next try then works. What the version's delta needs stays, also if a later version needs both."""
+    rng, root = np.random.default_rng(5), tmp_path / "trainer"
+    values = {0: tensors(np.random.default_rng(3), 60)}
+    made: dict[int, VersionManifest] = {}
+    for version in range(1, 6):
+        values[version] = changed(rng, values[version - 1])
+        parent = (made[version - 1], values[version - 1]) if version == 3 else None
+        made[version] = write_version(root, f"v{version}-a", values[version], parent, whole=parent is None)
+    for version in range(1, known + 1):  # the newest three are needed
+        add_version(proxy.database, proxy.run_id, version, root / f"v{version}-a")
+    assert put(proxy, "v1-b/model.safetensors", b"an upload that was given up").status_code == 200
+    for version in (1, 2):  # no engine will load them
+        assert send(proxy, root / f"v{version}-a", made[version]).status_code == 200
+    assert put(proxy, "v1-b/model.safetensors", b"an upload that was given up").status_code == 200
+    append, (weights,) = version_uploads._append, (tmp_path / "runs").glob("*/weights")
+
+    def full(descriptor, data, size):
+        if (weights / "v1-a").exists():
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        append(descriptor, data, size)
+
+    monkeypatch.setattr(version_uploads, "_append", full)
+    file = next(iter(made[3].files))
+    refused = put(proxy, f"v3-a/{file}", b"piece")
+    assert (refused.status_code, "No space left" in refused.text) == (507, True)
+    assert {path.name for path in weights.glob("v*")} == {"v2-a"}
+    assert not list(weights.glob(".v1*"))
+    assert send(proxy, root / "v3-a", made[3]).status_code == 200
