@@ -81,8 +81,8 @@ def fleet(
     monkeypatch.setattr(pools, "WATCH_EVERY_S", 0.1)
     port = free_port()
     with (
-        FakeEngine(alphabet, token_delay_s=0.01, routing=SHAPE) as one,
-        FakeEngine(alphabet, token_delay_s=0.01, routing=SHAPE) as two,
+        FakeEngine(alphabet, token_delay_s=0.03, routing=SHAPE) as one,
+        FakeEngine(alphabet, token_delay_s=0.03, routing=SHAPE) as two,
         serve(store_url, [one.url, two.url], port, replica="fleet"),
     ):
         found = Fleet(replace(proxy, url=f"http://127.0.0.1:{port}", engine=one), [one, two])

@@ -106,7 +106,7 @@ def finish(proxy: Any, sessions: Any, value: float = 1.0) -> None:
 @pytest.mark.parametrize("database_kind", KINDS)
 @pytest.mark.parametrize("said", [None, "main"])
 def test_a_title_that_comes_before_the_agent_is_no_turn_of_it(proxy, said):
-    """Judged when the session has ended, wherever its role counts: trace, credit, audit."""
+    """Judged as if the session ended now, in the trace, and at its end wherever its role counts: credit, audit."""
     sessions = proxy.post("/groups").json()["sessions"]
     session = sessions[0]
     headers = {} if said is None else {"X-Turn-Type": said}
@@ -114,10 +114,11 @@ def test_a_title_that_comes_before_the_agent_is_no_turn_of_it(proxy, said):
     ask(proxy, session, [U2])  # a probe
     [a1] = ask(proxy, session, [S, U1], [ADD])
     ask(proxy, session, [S, U1, a1, U2], [ADD])
-    assert [role for role, *_ in forks(proxy, session)] == ["main", "subagent", "main", "main"]
+    roles = [said or "side", "side", "main", "main"]
+    assert [role for role, *_ in forks(proxy, session)] == roles
     finish(proxy, sessions)
-    title, probe, *agent = proxy.calls(session)
-    assert [call["role"] for call in (title, probe, *agent)] == [said or "side", "side", "main", "main"]
+    title, _, *agent = proxy.calls(session)
+    assert [role for role, *_ in forks(proxy, session)] == roles
     with proxy.database.read() as conn:
         assert list(run_audit.scan(conn, proxy.run_id)) == []
         credited = returns.of_sessions(conn, [session["session_id"]], 0.5)[session["session_id"]]
