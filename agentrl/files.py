@@ -60,14 +60,15 @@ def settle(draft: Path, target: Path, durable: bool = True) -> None:
             target.rename(old)
         try:
             draft.rename(target)
-        except OSError:
+        except BaseException:
             if old.exists():
                 old.rename(target)
             raise
         if durable:
             sync(target.parent)
     finally:
-        shutil.rmtree(old, ignore_errors=True)
+        if target.exists():
+            shutil.rmtree(old, ignore_errors=True)
 
 
 def touch_private(path: Path) -> None:

@@ -114,11 +114,11 @@ the group's samples; rewards may still change it until the group is leased. Noth
 are `rejected` with the reason `baseline`, it is no sample of the group (`min_group_size`, `rollout.accept`, a
 curriculum's success rates), and `reward/greedy` is its only metric. A group whose greedy episode failed, was rejected
 or has no reward is rejected with the reason `its greedy episode failed or has no reward`, and another starts in its
-place; `rollout.max_failures_in_a_row` greedy episodes that fail one after another stop the run. A ready group that
-began before the run had this baseline is rejected as well. Groups work with `group_size: 1` and `min_group_size: 1`.
-Programs that bring their own tasks (`POST /sessions`, AReaL's routes) are refused with `needs_greedy_episode`, since
-their groups have no such episode; those that start groups with `POST /groups` play the session with `is_baseline: true`
-as any other.
+place; `rollout.max_failures_in_a_row` greedy episodes that fail one after another stop the run (one that completes
+without a reward has not failed). A ready group that began before the run had this baseline is rejected as well. Groups
+work with `group_size: 1` and `min_group_size: 1`. Programs that bring their own tasks (`POST /sessions`, AReaL's
+routes) are refused with `needs_greedy_episode`, since their groups have no such episode; those that start groups with
+`POST /groups` play the session with `is_baseline: true` as any other.
 
 **The best of k.** `baseline: max_at_k` raises the expected maximum of `best_of` k episodes instead of the mean: an
 episode's advantage is k times the mean of what it adds to the maximum of k − 1 others of its group. For rewards of 0

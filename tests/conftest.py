@@ -42,7 +42,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as a shell's background
 
 LOOK_EVERY_S = 0.005
 
-gc.disable()  # while 13,000 tests are collected, which halves the time of that
+gc.disable()  # while tests are collected, which halves the time of that
 
 
 def pytest_collection_finish() -> None:

@@ -252,7 +252,7 @@ class TrajectoryTokens:
         return digest.digest()
 
     def feed(self, digest: hashlib.blake2b) -> None:
-        """Add all that a digest of earlier releases is over: names, the return and every array."""
+        """Add the fields that digests of earlier releases cover: names, the return and every array."""
         digest.update(f"{self.trajectory_id} {self.episode_id} {self.group_id} {self.episode_return!r}".encode())
         arrays: list[npt.NDArray[Any]] = [self.input_ids, self.loss_mask, self.logprobs, self.versions, self.turn_ids]
         arrays += [self.temperatures, self.turn_returns]

@@ -101,7 +101,7 @@ class Uploads:
         """The versions that are complete here."""
         return version_names(self._root)
 
-    def remove(self, unneeded: set[str], drafts_until: int = 0) -> None:
+    def remove(self, unneeded: set[str], drafts_until: int = -1) -> None:
         """Delete versions by name, except ancestors of the others, and the drafts of versions up to `drafts_until`.
 
         Raises StorageError.

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from agentrl.domain.batches.outline import Outline, PathTokens, joined
 from agentrl.domain.schemas import TrajectoryTokens
+from agentrl.errors import StoreError
 from agentrl.store import Database
 from agentrl.store.training.paths import path_tokens
 from agentrl.trainer.batches.token_cache import TokenCache
@@ -24,9 +25,14 @@ class BatchReader:
     def read(self, outlines: Sequence[Outline]) -> Iterator[TrajectoryTokens]:
         """Trajectories, in the order given; the store is read in chunks of bounded size.
 
-        Raises StoreUnavailable when the database does not answer for a minute, and StoreError, LookupError or
-        ValueError for damaged data.
+        Raises StoreUnavailable when the database does not answer for a minute, and StoreError, for damaged data too.
         """
+        try:
+            yield from self._read(outlines)
+        except path_tokens.DAMAGED as error:
+            raise StoreError(f"the recorded tokens of the batch are damaged: {error!r}") from error
+
+    def _read(self, outlines: Sequence[Outline]) -> Iterator[TrajectoryTokens]:
         names = [one.trajectory_id for one in outlines]  # taken at once: the cache may drop the others meanwhile
         held = {name: tokens for name in names if (tokens := self.cache.take(name)) is not None}
         missing = {one.trajectory_id: one.length for one in outlines if one.trajectory_id not in held}

@@ -60,7 +60,7 @@ class ReadAhead:
         while True:
             try:
                 self.fill()
-            except (StoreError, LookupError, ValueError):  # the step that needs these tokens reads them, and reports it
+            except (StoreError, *path_tokens.DAMAGED):  # the step that needs these tokens reads them, and reports it
                 return
             if self._stop.wait(AGAIN_S):
                 return

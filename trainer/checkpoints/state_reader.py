@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 from torch.distributed.checkpoint.filesystem import FileSystemReader
-from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
+from torch.distributed.checkpoint.metadata import _MEM_FORMAT_ENCODING, Metadata, StorageMeta
 
 from agentrl.errors import StoreError
 
@@ -27,9 +27,14 @@ ALLOWED = frozenset(
     }
 )
 """Modules and names that a description of tensors needs. BytesStorageMetadata is none: torch unpickles such entries."""
+MEMBER = ("builtins", "getattr")
+"""How Python before 3.11.4 pickles a member of an enumeration, with the class and the member's name."""
 PATH = frozenset({("pathlib", "PosixPath"), ("pathlib._local", "PosixPath")})
 """How releases of Python pickle the folder in which a description was written, which is not used."""
-DAMAGED = (AttributeError, EOFError, IndexError, KeyError, OverflowError, TypeError, ValueError, pickle.PickleError)
+DAMAGED = (
+    *(AttributeError, EOFError, IndexError, KeyError, OverflowError, RuntimeError, TypeError, ValueError),
+    pickle.PickleError,
+)
 """Errors of a pickle that is damaged."""
 
 
@@ -43,9 +48,9 @@ class StateReader(FileSystemReader):
                 found = _Unpickler(file).load()
             except DAMAGED as error:
                 raise StoreError(f"{self.path} is damaged: {error!r}") from error
-        if not isinstance(found, Metadata):
-            raise StoreError(f"{self.path} is damaged: its description is a {type(found).__name__}")
-        found.storage_meta = found.storage_meta or StorageMeta()
+        if not (isinstance(found, Metadata) and isinstance(found.state_dict_metadata, dict)):
+            raise StoreError(f"{self.path} is damaged: its description is a {type(found).__name__} without tensors")
+        found.storage_meta = StorageMeta()
         found.storage_meta.load_id = self.load_id
         return found
 
@@ -57,11 +62,20 @@ class _Unpickler(pickle.Unpickler):
         """The object that a pickle names; UnpicklingError for one that is not allowed, which is not imported."""
         if (module, name) in PATH:
             return _written_in
-        if module == "torch" and isinstance(found := getattr(torch, name, None), torch.dtype):
+        if (module, name) == MEMBER:
+            return _member
+        if module == "torch" and isinstance(found := vars(torch).get(name), torch.dtype):
             return found
         if (module, name) not in ALLOWED:
             raise pickle.UnpicklingError(f"it names {module}.{name}")
         return super().find_class(module, name)
+
+
+def _member(kind: object, name: str) -> object:
+    """In place of `getattr`: a memory format's member."""
+    if kind is not _MEM_FORMAT_ENCODING:
+        raise pickle.UnpicklingError(f"it asks for {name!r} of another class than memory formats")
+    return _MEM_FORMAT_ENCODING[name]
 
 
 def _written_in(*parts: object) -> None:

@@ -66,7 +66,7 @@ class SGLangScoring(ControlRequests):
         logprobs, words = np.empty(len(ids), np.float32), list[str]()
         for i, (row, token) in enumerate(zip(rows, ids, strict=True)):
             match row:
-                case [float() | int() as logprob, int() as echoed, *rest] if abs(logprob) <= MOST:
+                case [float() | int() as logprob, int() as echoed, *rest] if abs(logprob) <= LARGEST_FLOAT32:
                     pass
                 case _:
                     raise EngineError(f"{self.url}/generate gave {row!r:.100} as the logprob of token {token}")
@@ -79,7 +79,7 @@ class SGLangScoring(ControlRequests):
         return Scored(logprobs, words if texts else None)
 
 
-MOST = float(np.finfo(np.float32).max)
+LARGEST_FLOAT32 = float(np.finfo(np.float32).max)
 """A larger number would become infinite as a float32."""
 NO_TEXT = 0
 """SGLang answers this id for the last id of its vocabulary, whose text it does not look up."""

@@ -11,7 +11,7 @@ from agentrl.engine.engine_client import RELEASED, RELOADING, EngineInfo
 from agentrl.errors import EngineError, EngineRejected
 
 MOST_RANKS = 10_000
-"""Tensor-parallel processes of a server."""
+"""The largest number of tensor-parallel processes that a server may report."""
 
 
 class WeightControls(ControlRequests):

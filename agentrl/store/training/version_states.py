@@ -93,9 +93,9 @@ def unneeded_folders(
 ) -> set[str]:
     """The weight folders that no engine will load any more, by name.
 
-    They are those of all versions but the one that the run serves and the newest `keep` that were not rolled back, and
-    but the parent of `arriving`, which may be made from it; none if the store does not know `arriving`. `unknown` says
-    whether this includes folders that the store does not know.
+    Needed are the version that the run serves, the newest `keep` that were not rolled back, and the parent of the
+    version `arriving`, which may be made from it. Where the store does not know `arriving`, all are needed. `unknown`
+    says whether folders that the store does not know are unneeded.
     """
     needed = {*runs.newest_versions(conn, run_id, keep), runs.get(conn, run_id).current_version}
     if arriving is not None:

@@ -103,6 +103,7 @@ class Preparations:
         now = time.monotonic()
         if found.version is not None and found.version > wish.version and self._is_awaited(engine, found, now):
             raise EngineBusy(f"{engine.url} prepares version {found.version}")
+        engine.newer = None
         if (found.name, found.checksum) != (wish.name, wish.checksum) or found.state is PreparationState.NONE:
             engine.preparing_since = now
             found = await self.order(engine, wish, list(peers)[:PEERS])

@@ -128,13 +128,13 @@ async def _remove_old(request: Request, name: str, *, arriving: bool = False) ->
         unneeded = await store.read(
             version_states.unneeded_folders,
             store.run_id,
-            [*await asyncio.to_thread(uploads.names), name],
+            await asyncio.to_thread(uploads.names),
             keep=version_states.KEEP_VERSIONS,
             unknown=False,
             arriving=name if arriving else None,
         )
         if arriving or name not in unneeded:
-            drafts_until = (version_of(name) or 0) - 1 if arriving else 0
+            drafts_until = (version_of(name) or 0) - 1 if arriving else -1
             await asyncio.to_thread(uploads.remove, unneeded, drafts_until)
     except (StorageError, StoreError) as error:
         log.warning("old versions stay on this host: %s", error)

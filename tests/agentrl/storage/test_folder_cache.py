@@ -139,7 +139,7 @@ def test_a_disk_that_is_full_for_a_download_is_told_at_once(root, store, folder,
 READER = """
 import sys
 from pathlib import Path
-from agentrl.storage import folder_cache, stored_folders
+from agentrl.storage import stored_folders
 from agentrl.storage.folder_cache import FolderCache
 from agentrl.storage.object_store import ObjectStore
 

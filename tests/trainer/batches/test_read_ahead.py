@@ -8,8 +8,11 @@ from typing import Any
 
 import pytest
 from loop_setup import Setup
+from sqlalchemy import update
 
 from agentrl.domain.batches.outline import Outline
+from agentrl.errors import StoreError
+from agentrl.store.tables import interaction_data
 from agentrl.store.training import steps
 from agentrl.store.training.paths import path_outlines, path_tokens
 from agentrl.trainer.batches.batch_reader import BatchReader
@@ -110,6 +113,15 @@ def test_a_thread_reads_until_it_is_stopped(setup: Setup) -> None:
     reads.start()
     reads.stop()
     assert all(one.trajectory_id in reader.cache for one in outlines(setup))
+
+
+def test_damaged_tokens_are_left_to_the_step_which_reports_them(setup: Setup) -> None:
+    reader, reads = ahead(setup, MIB)
+    with setup.database.write() as conn:
+        conn.execute(update(interaction_data).values(output_ids=b"no zstandard"))
+    reads._run()  # ends instead of trying again
+    with pytest.raises(StoreError, match="recorded tokens of the batch are damaged"):
+        list(reader.read(outlines(setup)))
 
 
 def test_a_fault_while_reading_ahead_is_left_to_the_step(setup: Setup) -> None:

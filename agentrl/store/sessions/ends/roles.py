@@ -18,7 +18,7 @@ from agentrl.rendering.divergence import PlainMessages, fingerprint, mark, plain
 from agentrl.store.calls import conversations, deliveries
 from agentrl.store.calls.policy_calls import OF_THE_POLICY
 from agentrl.store.calls.shared_contents import load_contents
-from agentrl.store.tables import interactions
+from agentrl.store.tables import interactions, sessions
 
 SAID = "turn_type"
 """The option of a call that holds the caller's `X-Turn-Type`."""
@@ -44,10 +44,12 @@ def reassign(conn: Connection, session_id: str) -> None:
 
 
 def side_at_end(conn: Connection, session_id: str) -> set[str]:
-    """The ids of the calls that become side calls if the session ends now: those of `become_side`, and those whose
-    answer no client received.
+    """The ids of the calls that become side calls if the session completes now: those of `become_side`, and those whose
+    answer no client received, which are left as they are in evaluations.
     """
-    return become_side(conn, session_id) | deliveries.undelivered(conn, session_id)
+    is_eval = conn.execute(select(sessions.c.is_eval).where(sessions.c.id == session_id)).scalar_one()
+    lost = set() if is_eval else deliveries.undelivered(conn, session_id)
+    return become_side(conn, session_id) | lost
 
 
 def become_side(conn: Connection, session_id: str) -> set[str]:

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 from sqlalchemy import Connection, select
+from zstandard import ZstdError
 
 from agentrl.domain.batches.outline import PathTokens
 from agentrl.store.calls import call_routing
@@ -17,6 +18,8 @@ from agentrl.store.tables import interaction_data
 
 CHUNK_TOKENS = 1 << 20
 """Tokens of the trajectories that one transaction reads: 8 MB of ids and logprobs."""
+DAMAGED = (LookupError, ValueError, ZstdError)
+"""What `read` raises for a call without data, for data that do not belong together, and for damaged ones."""
 
 
 def chunks(lengths: Mapping[str, int], most: int = CHUNK_TOKENS) -> Iterator[list[str]]:
@@ -36,8 +39,7 @@ def chunks(lengths: Mapping[str, int], most: int = CHUNK_TOKENS) -> Iterator[lis
 def read(conn: Connection, paths: Mapping[str, Sequence[str]], *, routing: bool = True) -> dict[str, PathTokens]:
     """The tokens of trajectories, given with the calls of their paths. `routing` reads the recorded experts too.
 
-    Raises LookupError for a call without data, ValueError for data that do not belong together, ZstdError for damaged
-    ones.
+    Raises `DAMAGED`.
     """
     wanted = list({call: None for path in paths.values() for call in path})
     data: dict[str, Any] = {}

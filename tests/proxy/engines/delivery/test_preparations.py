@@ -72,3 +72,16 @@ async def test_a_version_of_the_same_name_with_other_tensors_is_prepared_again(
     assert [order.checksum for order in client.orders] == [OURS]
     client.says = ready.model_copy(update={"checksum": OURS})
     assert await preparations(places, 60.0).advance(engine, wish, []) is not None
+
+
+async def test_a_newer_version_that_is_ordered_again_is_awaited_anew(
+    client: Preparing, places: VersionPlaces, wish: Wish
+) -> None:
+    newer, engine = Preparation(name="v3-a", version=3, state=PreparationState.FETCHING), Engine(client)
+    client.says = newer
+    with pytest.raises(EngineBusy, match="version 3"):
+        await preparations(places, 60.0).advance(engine, wish, [])
+    client.says = newer.model_copy(update={"state": PreparationState.FAILED})
+    with pytest.raises(EngineBusy, match="version 2"):
+        await preparations(places, 60.0).advance(engine, wish, [])
+    assert engine.newer is None
