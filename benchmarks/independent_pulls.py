@@ -62,7 +62,7 @@ def main() -> None:
         )
         if options.ended is not None:
             keep(options.ended, settings, results)
-    harness.finish(report(results, range(options.seeds)), options.out)
+    harness.finish(report(results, range(options.seeds), settings), options.out)
 
 
 def ended(path: Path | None, settings: dict[str, float]) -> dict[Key, Result]:
@@ -87,10 +87,10 @@ def order(seeds: int) -> list[tuple[int, int, int]]:
     return [(seed, bound, lag) for n, (seed, bound) in pairs for lag in (LAGS[::-1] if n % 2 else LAGS)]
 
 
-def report(results: dict[Key, Result], seeds: range) -> harness.Report:
+def report(results: dict[Key, Result], seeds: range, settings: dict[str, float]) -> harness.Report:
     """The figures of all runs."""
     made = harness.Report("independent_pulls")
-    made.notes |= {"engines": ENGINES, "seeds": len(seeds)}
+    made.notes |= {"engines": ENGINES, "seeds": len(seeds), **settings}
     for bound in BOUNDS:
         runs = {f"{bound}_lag{lag}": [results[bound, lag, seed] for seed in seeds] for lag in LAGS}
         base = f"{bound}_lag0"
