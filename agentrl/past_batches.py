@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from zstandard import ZstdError
 
 from agentrl.configs.algorithm import Algorithm
 from agentrl.configs.presets import PRESETS
@@ -25,6 +24,7 @@ from agentrl.store.exports.columns import Row as Record
 from agentrl.store.exports.row_pages import tokens_row
 from agentrl.store.sessions import rescoring_view
 from agentrl.store.training import steps, token_facts
+from agentrl.store.training.paths import path_tokens
 from agentrl.store.training.returns import Rescore
 from agentrl.trainer.algorithms.advantages import token_advantages, turn_advantages
 from agentrl.trainer.algorithms.kl import taught_advantages
@@ -154,7 +154,7 @@ def check(database: Database, step: Row[Any]) -> Check:
     """Rebuild a step's batch and compare its digest with the digest of the batch that was trained."""
     try:
         batch = database.query(steps.batch, step.id)
-    except (ZstdError, ValueError, LookupError) as error:
+    except path_tokens.DAMAGED as error:
         return Check(step.step, None, f"DIFFERENT: cannot be rebuilt ({type(error).__name__}: {error})")
     if step.batch_digest is None:
         return Check(step.step, batch, "UNKNOWN: it was trained before batches had digests")

@@ -31,6 +31,7 @@ from agentrl.engine.server_process import Server
 from agentrl.engine.sglang.sglang_client import SGLangClient
 from agentrl.errors import EngineRejected
 from agentrl.models import resolve_model
+from agentrl.proxy.serving.connections import keep_what_is_loaded
 from agentrl.store import Database
 from agentrl.testing import FakeEngine
 
@@ -47,10 +48,7 @@ gc.disable()  # while tests are collected, which halves the time of that
 
 def pytest_collection_finish() -> None:
     """Exempt tests and modules from garbage collection, which is on from here."""
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(50_000, 20, 50)
-    gc.enable()
+    keep_what_is_loaded()
 
 
 @pytest.hookimpl(optionalhook=True)

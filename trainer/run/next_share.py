@@ -30,7 +30,7 @@ def read_ahead(t: Trainer) -> ReadAhead:
 
 
 class ReadyGroups:
-    """Outlines of ready groups, each of which is read once for a version."""
+    """Outlines of ready groups. It reads a group once for each version."""
 
     def __init__(self, database: Database, run_id: str, max_staleness: int) -> None:
         self._database, self._run_id, self._max_staleness = database, run_id, max_staleness

@@ -119,9 +119,7 @@ class Database:
         """Upgrade the schema to a revision, creating a missing SQLite file; several processes may call it at once."""
         if self._file is not None:
             sqlite_file.create(self._file)
-        with self.read() as conn:
-            have = revision_of(conn)
-        if revision == "head" and have == newest_revision():
+        if revision == "head" and self._revision() == newest_revision():
             return
         with self.write() as conn:
             migrate(conn, revision, up=True)
@@ -133,11 +131,13 @@ class Database:
 
     def require_current(self) -> None:
         """Raise StoreError unless the schema is at the newest revision."""
-        with self.read() as conn:
-            have = revision_of(conn)
-        want = newest_revision()
+        have, want = self._revision(), newest_revision()
         if have != want:
             raise StoreError(f"the database is at revision {have or 'none'}, not {want}: run `agentrl db upgrade`")
+
+    def _revision(self) -> str | None:
+        with self.read() as conn:
+            return revision_of(conn)
 
     def integrity(self) -> list[str]:
         """Physical damage, one line each; empty for a sound database. Scans a SQLite file.

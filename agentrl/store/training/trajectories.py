@@ -134,8 +134,8 @@ def worth(
     """The columns of a trajectory that follow from applied rewards and the session's verdict: return, trainable tokens,
     versions of these tokens, state, reason.
 
-    `owned` are the calls whose outputs the trajectory owns. `spans` has the version spans of each call that several
-    versions sampled and of which only a part trains.
+    `owned` are the calls whose outputs the trajectory owns. `spans` has the version spans of a call if several versions
+    sampled it and only a part of it trains.
     """
     trained = [
         row for row in owned if row.trainable and verdict.count(row.id, row.output_tokens) and row.id in credited.calls

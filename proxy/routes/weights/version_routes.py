@@ -133,9 +133,10 @@ async def _remove_old(request: Request, name: str, *, arriving: bool = False) ->
             unknown=False,
             arriving=name if arriving else None,
         )
-        if arriving or name not in unneeded:
-            drafts_until = (version_of(name) or 0) - 1 if arriving else -1
-            await asyncio.to_thread(uploads.remove, unneeded, drafts_until)
+        if arriving:
+            await asyncio.to_thread(uploads.remove, unneeded, drafts_until=(version_of(name) or 0) - 1)
+        elif name not in unneeded:
+            await asyncio.to_thread(uploads.remove, unneeded)
     except (StorageError, StoreError) as error:
         log.warning("old versions stay on this host: %s", error)
 
